@@ -130,6 +130,11 @@ class Page:
         )
         return found
 
+    def focused(self) -> str:
+        """The id of the element that has the keyboard's focus."""
+        found: str = self.driver.execute_script("return document.activeElement.id")
+        return found
+
     def until(self, condition: object, what: str) -> None:
         """Wait until `condition` is true."""
         # The page may replace an element after `condition` finds it and before `condition` reads it. A message is not

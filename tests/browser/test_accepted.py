@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 from pytest_celery import CeleryTestSetup
+from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
@@ -43,6 +44,41 @@ def test_the_messages_of_the_terminal_are_shown_while_they_wait(
 
 
 @pytest.mark.browser
+def test_unsent_messages_arrive_in_their_order(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """What is written while the gateway is unreachable survives a reload and visits of other conversations."""
+
+    def block(*urls: str) -> None:
+        page.driver.execute_cdp_cmd("Network.enable", {})
+        page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": list(urls)})
+
+    page.say("hello")
+    page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+    block("*/v1/messages")
+    try:
+        for text in ("one", "two", "three"):
+            page.say(text)
+        page.press("New conversation")
+        page.until(lambda: page.texts() == [], "an empty conversation")
+        page.say("elsewhere")
+        page.until(lambda: page.texts() == ["elsewhere"], "its own message only")
+        page.driver.back()
+        page.until(lambda: page.texts(".unsent .text") == ["one", "two", "three"], "the messages again")
+        page.driver.refresh()
+        page.until(lambda: page.texts(".unsent .text") == ["one", "two", "three"], "also after a reload")
+        page.say("four")
+    finally:
+        block()
+    wanted = [each for text in ("hello", "one", "two", "three", "four") for each in (text, answer_to(text))]
+    page.until(lambda: page.texts() == wanted, "each answer after its message")
+    rows = installation.query("SELECT text FROM inbox ORDER BY accepted_at")
+    assert [row.text for row in rows if row.text != "elsewhere"] == wanted[::2]
+    assert "elsewhere" in {row.text for row in rows}
+    assert page.driver.execute_script("return sessionStorage.getItem('perdure.unsent')") is None
+
+
+@pytest.mark.browser
 def test_a_failed_message_is_tried_again_once(
     celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:
@@ -53,7 +89,8 @@ def test_a_failed_message_is_tried_again_once(
     page.driver.refresh()
     page.see(".failed .retry")
     del installation.model_server.answers["fail"]
-    page.press("Try again")
+    page.find(".failed .retry").send_keys(Keys.ENTER)
+    assert page.focused() == "text", "the button is gone"
     wanted = ["fail", "fail", answer_to("fail")]
     page.until(lambda: [each for each in page.texts() if "answer" in each or each == "fail"] == wanted, "the answer")
     page.driver.refresh()

@@ -76,8 +76,9 @@ def test_the_whole_story(
     page.until(lambda: page.texts() == [], "an empty conversation")
     page.say("guarded: pay")
     page.see(".approval")
-    page.press("Approve")
+    page.find(".approval button:last-child").send_keys(Keys.ENTER)
     page.until(lambda: page.texts()[-1].startswith("answer to 'guarded: pay'"), "the answer after the approval")
+    assert page.focused() == "text", "the card with the button is gone"
     page.until(lambda: len(page.all("#conversations button")) == 2, "both conversations are listed")
     page.until(lambda: not page.all(".approval"), "the approval is decided")
 
@@ -115,6 +116,80 @@ def test_the_whole_story(
     page.find("#open-side").click()
     page.see("#conversations")
     page.picture(tmp_path / "390-list.png")
+
+
+@pytest.mark.browser
+def test_the_address_is_that_of_the_conversation(
+    celery_setup: CeleryTestSetup, installation: Installation, gateway: GatewayProcess, page: Page
+) -> None:
+    """The page opens the conversation of a changed address, and goes back. A malformed address opens the newest one."""
+
+    def address() -> str:
+        found: str = page.driver.execute_script("return location.hash")
+        return found
+
+    addresses = []
+    for text in ("first", "second"):
+        page.press("New conversation")
+        page.until(lambda: page.texts() == [], "an empty conversation")
+        page.say(text)
+        page.until(lambda text=text: page.texts() == [text, answer_to(text)], "the answer")
+        addresses.append(address())
+    page.driver.execute_script("location.hash = arguments[0]", addresses[0])
+    page.until(lambda: page.texts() == ["first", answer_to("first")], "the conversation of the address")
+    page.until(lambda: page.find("h1").text == "first", "its title")
+    page.driver.back()
+    page.until(lambda: page.texts() == ["second", answer_to("second")], "the conversation before it")
+    page.driver.execute_script("location.hash = '#%E0%A4%A'")
+    page.until(lambda: address() == addresses[1], "a malformed address is replaced")
+    page.driver.execute_script("document.querySelector('.skip').click()")
+    assert (page.focused(), address()) == ("text", addresses[1])
+    page.driver.get(f"{gateway.url}/chat/icon.svg")
+    page.driver.get(f"{gateway.url}/#%E0%A4%A")
+    page.until(lambda: page.texts() == ["second", answer_to("second")], "the newest conversation")
+    assert address() == addresses[1]
+
+
+SHOWN = {
+    "Run this:\n```ls -la /etc```\nthen look": "<p>Run this:<br><code>ls -la /etc</code><br>then look</p>",
+    "```sh\nls\n```\nDone": "<pre><code>ls</code></pre><p>Done</p>",
+    "```\nopen\n`x`": "<pre><code>open\n`x`</code></pre>",
+    "````\n```\nx\n```\n````": "<pre><code>```\nx\n```</code></pre>",
+    "1. a\n\n2. b": '<ol start="1"><li>a</li><li value="2">b</li></ol>',
+    "7. The seventh": '<ol start="7"><li>The seventh</li></ol>',
+    "1. a\n1. b\nlazy": '<ol start="1"><li>a</li><li>b<br>lazy</li></ol>',
+    "Here:\n- a\n  - b\n    1. c\n- d\n\nEnd": (
+        '<p>Here:</p><ul><li>a<ul><li>b<ol start="1"><li>c</li></ol></li></ul></li><li>d</li></ul><p>End</p>'
+    ),
+    "1. Create:\n\n   ```python\n   if x:\n       y\n   ```\n2. Run": (
+        '<ol start="1"><li>Create:<pre><code>if x:\n    y</code></pre></li><li value="2">Run</li></ol>'
+    ),
+    "- a\n  ```\nx\n  ```\nEnd": "<ul><li>a<pre><code>x</code></pre></li></ul><p>End</p>",
+    "In\n2019. Then": "<p>In<br>2019. Then</p>",
+    "(https://a.b/c_(d)). <b>": '<p>(<a href="https://a.b/c_(d)">https://a.b/c_(d)</a>). &lt;b&gt;</p>',
+    "[x](https://a.b/c_(d)) [j](javascript:x)": '<p><a href="https://a.b/c_(d)">x</a> [j](javascript:x)</p>',
+    "``a`b`` **bold**": "<p><code>a`b</code> <strong>bold</strong></p>",
+    "# Title\n2*3*4": "<p>Title<br>2*3*4</p>",
+}
+"""Markdown, and what the page makes of it, without the attributes of links that are always the same."""
+
+RENDER = """
+    const [texts, done] = arguments;
+    import("./chat/text.js").then(({ rendered }) => done(texts.map((text) => {
+      const made = document.createElement("div");
+      made.append(...rendered(text));
+      for (const each of made.querySelectorAll("a")) for (const name of ["rel", "target"]) each.removeAttribute(name);
+      return made.innerHTML;
+    })));
+"""
+
+
+@pytest.mark.browser
+def test_the_page_shows_markdown(page: Page, tmp_path: Path) -> None:
+    """Nothing of a text disappears. Lists keep their numbers and are nested. Hostile texts take no time."""
+    assert dict(zip(SHOWN, page.driver.execute_async_script(RENDER, list(SHOWN)), strict=True)) == SHOWN
+    hostile = ["- " * 20_000, "`" * 50_000, "` " * 9_000, "https://a(" * 9_000, "- a\n" * 9_000, "```\n" * 9_001]
+    page.driver.execute_async_script(RENDER, hostile)
 
 
 @pytest.mark.browser
@@ -177,6 +252,14 @@ def test_files_are_pasted_and_dropped(
     asked = str(installation.model_server.server.requests[-1]["messages"][-1])
     assert "pasted.txt" in asked
     assert "dropped.txt" in asked
+    slow = {"offline": False, "latency": 500, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    assert page.driver.execute_script(script, "#text", "paste", "slow.txt") is True
+    page.say("first")
+    page.say("second")
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
+    page.until(lambda: page.texts(".user .text")[1:] == ["slow.txtfirst", "second"], "each file once, in order")
 
 
 @pytest.mark.browser

@@ -28,14 +28,14 @@ def test_a_question_and_progress_are_shown(
 ) -> None:
     """The user answers a question by writing, the second time in a way that fits."""
     page.say("coffee: please")
-    page.until(lambda: page.texts() == ["coffee: please", "Which size?"], "the question")
+    page.until(lambda: page.texts() == ["coffee: please", "Which size, for coffee: please?"], "the question")
     page.until(lambda: page.texts("#status") == ["Waits for your answer"], "the status")
     page.say("XXL")
     page.until(lambda: len(page.all(".question")) == 2, "the question, asked again")
     page.picture(tmp_path / "question.png")
     page.driver.refresh()
     page.until(lambda: len(page.all(".question")) == 2, "the open question again")
-    assert page.texts()[:2] == ["coffee: please", "Which size?"]
+    assert page.texts()[:2] == ["coffee: please", "Which size, for coffee: please?"]
     page.say("m")
     answer = answer_to("coffee: please", "M")
     page.until(lambda: page.texts()[-1] == answer, "the answer")
@@ -48,7 +48,7 @@ def test_a_question_and_progress_are_shown(
     page.until(lambda: page.texts()[-1].startswith("answer to 'slow: work'"), "the second answer")
     page.driver.refresh()
     page.until(lambda: "slow: work" in page.texts(), "the conversation again")
-    assert page.texts()[:4] == ["coffee: please", "Which size?", "M", answer]
+    assert page.texts()[:4] == ["coffee: please", "Which size, for coffee: please?", "M", answer]
     page.picture(tmp_path / "again.png")
     installation.check()
 
@@ -64,7 +64,7 @@ def test_a_question_of_the_terminal_is_answered_on_the_page(
     page.until(lambda: page.texts("#status") == ["Waits for your answer"], "the question")
     page.say("s")
     answer = answer_to("coffee: now", "S")
-    page.until(lambda: page.texts() == ["coffee: now", "Which size?", "s", answer], "the answer")
+    page.until(lambda: page.texts() == ["coffee: now", "Which size, for coffee: now?", "s", answer], "the answer")
     page.see(".rate")  # the turn is settled
     assert page.all(".queued") == []
     installation.check()

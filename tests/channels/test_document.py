@@ -193,28 +193,44 @@ def test_a_question_with_nul_is_refused(client: TestClient) -> None:
 
 
 UNKNOWN = [
-    ("GET", "/nothing", 404),
-    ("GET", "/v1", 404),
-    ("GET", "/v1/messages/", 404),
-    ("DELETE", "/v1/users/0/export", 405),
-    ("DELETE", "/v1/users/a%2Fb/export", 405),
-    ("POST", "/v1/users/0/export", 405),
-    ("PUT", "/v1/messages", 405),
-    ("OPTIONS", "/v1/messages", 405),
-    ("TRACE", "/healthz", 405),
-    ("BREW", "/v1/turns/x", 405),
-    ("POST", "/openapi.json", 405),
-    ("GET", "/docs", 404),
-    ("GET", "/docs/oauth2-redirect", 404),
-    ("GET", "/redoc", 404),
+    ("GET", "/nothing", None),
+    ("GET", "/v1", None),
+    ("GET", "/v1/messages/", None),
+    ("DELETE", "/v1/users/0/export", "GET"),
+    ("DELETE", "/v1/users/a%2Fb/export", "GET"),
+    ("POST", "/v1/users/0/export", "GET"),
+    ("PUT", "/v1/messages", "POST"),
+    ("OPTIONS", "/v1/messages", "POST"),
+    ("PUT", "/v1/schedules", "GET, POST"),
+    ("PUT", "/v1/memories/x", "DELETE, GET, PATCH"),
+    ("TRACE", "/healthz", "GET, HEAD"),
+    ("DELETE", "/", "GET, HEAD"),
+    ("POST", "/console", "GET, HEAD"),
+    ("PUT", "/console/session", "DELETE, GET, HEAD, POST"),
+    ("BREW", "/v1/turns/x", "GET"),
+    ("POST", "/openapi.json", "GET, HEAD"),
+    ("GET", "/docs", None),
+    ("GET", "/docs/oauth2-redirect", None),
+    ("GET", "/redoc", None),
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), UNKNOWN)
-def test_an_unknown_route_or_method_is_a_problem(client: TestClient, method: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(("method", "path", "allowed"), UNKNOWN)
+def test_an_unknown_route_or_method_is_a_problem(
+    client: TestClient, method: str, path: str, allowed: str | None
+) -> None:
     """An unknown route or method gets a problem; a 405 lists the allowed methods."""
     response = client.request(method, path)
 
+    status = 404 if allowed is None else 405
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
     assert response.json()["code"] == {404: "NOT_FOUND", 405: "INVALID_REQUEST"}[status]
-    assert ("allow" in response.headers) == (status == 405)
+    assert response.headers.get("allow") == allowed
+
+
+@pytest.mark.parametrize("path", ["/", "/chat/chat.js", "/console", "/console/console.js"])
+def test_the_pages_answer_head(client: TestClient, path: str) -> None:
+    """Monitors and link checkers ask for the head only."""
+    whole, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers == whole.headers

@@ -53,7 +53,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "temperature": "hot", "stop": 5, "top_k": 5,
     },
     "responses": {
-        "max_tool_calls": 3, "prompt": {"id": "p"}, "truncation": "disabled", "top_logprobs": 3,
+        "max_tool_calls": 3, "prompt": {"id": "p"}, "truncation": "sometimes", "top_logprobs": 3,
         "include": ["message.output_text.logprobs"], "text": {"verbosity": "low"}, "tools": [{"type": "web_search"}],
         "tool_choice": {"type": "web_search"}, "reasoning": {"effort": "utmost"}, "context_management": [{}],
     },
@@ -130,6 +130,34 @@ def test_the_table_has_each_member(kind: str) -> None:
         "top_k",
         "context_management",
     }
+
+
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_the_default_of_truncation_is_accepted(http: TestClient, truncation: str) -> None:
+    """Some clients send it with each request."""
+    answer = http.post(PATHS["responses"], json={"model": "assistant", "input": "hello", "truncation": truncation})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [
+        (None, {"type": "text"}),
+        ({"type": "text"}, {"type": "text"}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (FORMAT, {**FORMAT, "strict": None}),
+        ({**FORMAT, "name": "n" * 100, "strict": True}, {**FORMAT, "name": "n" * 64, "strict": True}),
+    ],
+)
+def test_a_response_has_its_format(http: TestClient, given: dict[str, Any] | None, returned: dict[str, Any]) -> None:
+    """Typed clients read it: whole, in a stream, and later."""
+    sent = {"model": "assistant", "input": "hello", **({} if given is None else {"text": {"format": given}})}
+    answer = http.post(PATHS["responses"], json=sent).json()
+    assert answer["text"] == {"format": returned}
+    assert http.get(f"{PATHS['responses']}/{answer['id']}").json()["text"] == {"format": returned}
+    stream = http.post(PATHS["responses"], json={**sent, "stream": True}).text
+    [created] = [line for line in stream.splitlines() if '"type":"response.created"' in line]
+    assert json.loads(created.removeprefix("data: "))["response"]["text"] == {"format": returned}
 
 
 def test_what_the_model_lacks_is_refused(http: TestClient, model: Scripted) -> None:

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from perdure.access.tenants import user_key
+from perdure.agents import Agent, Agents
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Keys
 from perdure.runtime import Runtime
@@ -19,7 +20,14 @@ from tests.channels.conftest import BASE_URL, SERVICE_KEY
 
 SETTINGS: dict[str, Any] = {"api_keys": SERVICE_KEY, "secret_key": "the secret of these tests' tokens"}
 OWN = {"X-Perdure-User": "bea", "X-Perdure-Conversation": "own"}
+_LABELS = ("id", "model", "conversation", "instructions", "background")
 WEBUI = {"X-OpenWebUI-User-Id": "cleo", "X-OpenWebUI-Chat-Id": "chat-1"}
+
+
+@pytest.fixture
+def agents() -> Agents:
+    """Two agents."""
+    return Agents([Agent("assistant", "Answer."), Agent("other", "Answer otherwise.")])
 
 
 @pytest.fixture
@@ -98,6 +106,28 @@ def test_an_idempotency_key_is_bounded(client: TestClient) -> None:
         except ValueError:  # the client itself refuses NUL in a header
             continue
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key"), len(key)
+
+
+def test_a_repeated_request_gets_the_labels_of_its_turn(http: TestClient) -> None:
+    """A key that is used again finds its turn, with the turn's agent, conversation and settings."""
+    key = {"Idempotency-Key": "order-1"}
+    sent = {"model": "assistant", "input": "hello", "user": "ann", "conversation": "one", "instructions": "Be brief."}
+    other = {**sent, "model": "other", "conversation": "two", "instructions": "Be kind."}
+    answer = http.post("/v1/responses", json=sent, headers=key)
+    first = answer.json()
+    assert answer.status_code == 200, answer.text
+    for again in (
+        http.post("/v1/responses", json=other, headers=key).json(),
+        http.post("/v1/responses", json={**other, "background": True}, headers=key).json(),
+        http.get(f"/v1/responses/{first['id']}").json(),
+    ):
+        assert {name: again[name] for name in _LABELS} == {name: first[name] for name in _LABELS}
+    assert (first["model"], first["conversation"]) == ("assistant", {"id": "one"})
+    chat = {"model": "other", "user": "ann", "messages": [{"role": "user", "content": "hello"}]}
+    assert http.post("/v1/chat/completions", json=chat, headers=key).json()["model"] == "assistant"
+    streamed = http.post("/v1/chat/completions", json={**chat, "stream": True}, headers=key).text
+    assert '"model":"assistant"' in streamed
+    assert '"model":"other"' not in streamed
 
 
 @pytest.mark.parametrize("header", ["X-Perdure-User", "X-Perdure-Conversation", "Idempotency-Key"])

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 _LONGEST_DETAIL = 2_000
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def _codes() -> dict[int, tuple[str, ...]]:
@@ -146,9 +147,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """The methods of all routes with the request's path. Starlette reports only the first route's methods."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+    """The methods of all routes with the request's path. Starlette reports only the first route's methods.
+
+    An included router does not list the methods of its routes, but tells whether one of them matches a request.
+    """
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    routes = request.app.routes
+    return [method for method, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)]
 
 
 def invalid_request(errors: Iterable[Any]) -> InvalidRequest:

@@ -103,6 +103,8 @@ _MOST_CAUGHT_UP = 200
 Each of these chats was active in the last `_CAUGHT_UP_S` seconds.
 """
 _NUMBER_DIGITS = 4
+_OPEN, _OTHER = "→", "•"
+"""The marks of the conversations that `/list` shows. No service takes them for markup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class _Seat:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer that is a message of its own. `once`: no second answer with the same key is sent."""
+    """An answer that is a message of its own, without markup. `once`: no second answer with the same key is sent."""
 
     place: Place
     text: str
@@ -220,7 +222,7 @@ class Ingress:
         match answer:
             case Written():
                 first, *_ = split(answer.text, self._channel.most_chars, self._channel.length)
-                self._channel.send(answer.place, first, (), answer.key)
+                self._channel.send(answer.place, first, (), answer.key, plain=True)
             case Replaced():
                 self._channel.mark(answer.place, answer.text)
             case Confirmed():
@@ -455,7 +457,8 @@ class Ingress:
         if not found:
             return "There is one conversation; /new starts another."
         lines = [(seat.own, "the conversation of this chat")] + [(key, title) for key, title in found]
-        shown = [f"{'*' if key == seat.conversation else '-'} {n}: {title}" for n, (key, title) in enumerate(lines)]
+        marks = [_OPEN if key == seat.conversation else _OTHER for key, _ in lines]
+        shown = [f"{mark} {n}: {title}" for n, (mark, (_, title)) in enumerate(zip(marks, lines, strict=True))]
         return "\n".join([*shown, "/open NUMBER continues one."])
 
     def _open(self, event: Commanded) -> str:

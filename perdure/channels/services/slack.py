@@ -100,8 +100,8 @@ _UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
 _MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
 _CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _MARKUP = compiled(
-    r"\*\*(?P<bold>[^*\n]+)\*\*|\*(?P<italic>[^*\s][^*\n]*)\*|~~(?P<struck>[^~\n]+)~~"
-    r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://[^\s()|]+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
+    r"\*\*(?P<bold>[^*\s](?:[^*\n]*[^*\s])?)\*\*|\*(?P<italic>[^*\s](?:[^*\n]*[^*\s])?)\*|~~(?P<struck>[^~\n]+)~~"
+    r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://(?:[^\s()|]|\([^\s()|]*\))+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
 )
 
 
@@ -310,7 +310,7 @@ class Slack:
             DeliveryFailed: Slack did not confirm the message.
         """
         shown = _escape(text) if plain else render(text)
-        if place.token is not None and self._responded(place.token, shown):
+        if place.token is not None and self._responded(place.token, {"text": shown, "mrkdwn": not plain}):
             return
         blocks = [_section(shown), _actions(buttons)] if buttons else None
         _call(
@@ -325,12 +325,12 @@ class Slack:
             )
         )
 
-    def _responded(self, url: str, shown: str) -> bool:
+    def _responded(self, url: str, message: dict[str, Any]) -> bool:
         """Answer a slash command; returns `False` if Slack no longer accepts the command's `response_url`."""
         host = urlsplit(url).hostname or ""
         if not any(host == each or (each.startswith(".") and host.endswith(each)) for each in self._hosts):
             return False
-        response = _call(lambda: WebhookClient(url, TIMEOUT_S, retry_handlers=[]).send(text=shown))
+        response = _call(lambda: WebhookClient(url, TIMEOUT_S, retry_handlers=[]).send_dict(message))
         return bool(response.status_code == HTTPStatus.OK)
 
     def mark(self, place: Place, text: str) -> None:
@@ -438,23 +438,35 @@ def render(text: str) -> str:
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(escaped):
-        pieces += [_MARKUP.sub(_marked, escaped[end : code.start()]), escaped[code.start() : code.end()]]
+        pieces += [_converted(escaped[end : code.start()]), escaped[code.start() : code.end()]]
         end = code.end()
-    return "".join([*pieces, _MARKUP.sub(_marked, escaped[end:])])
+    return "".join([*pieces, _converted(escaped[end:])])
 
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _marked(found: Match) -> str:
+def _converted(text: str) -> str:
+    return _MARKUP.sub(lambda found: _marked(text, found), text)
+
+
+def _marked(text: str, found: Match) -> str:
     if found["url"] is not None:
         return f"<{found['url']}|{found['label']}>"
+    if (found["bold"] or found["italic"]) and _is_in_word(text, found):
+        return text[found.start() : found.end()]
     if found["italic"] is not None:
         return f"_{found['italic']}_"
     if found["struck"] is not None:
         return f"~{found['struck']}~"
     return f"*{found['bold'] or found['title'].strip(' *')}*"
+
+
+def _is_in_word(text: str, found: Match) -> bool:
+    """Whether a letter or a digit is next to the asterisks, as in `2*3*4` and `f(*args,**kwargs)`."""
+    around = text[max(found.start() - 1, 0) : found.start()], text[found.end() : found.end() + 1]
+    return any(each.isascii() and each.isalnum() for each in around)
 
 
 def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:

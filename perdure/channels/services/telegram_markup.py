@@ -2,6 +2,9 @@
 
 Telegram has no headings, lists and tables: a heading becomes bold, the items of a list get their marks, and a table
 becomes text of a fixed width. Text that only looks like Markdown stays as it is: HTML, `snake_case` and `2*3*4`.
+
+The text may be a part of a longer one. Indented text may therefore belong to a list that began in an earlier part: it
+is no code. A definition such as `[1]: https://a.example` stays text, because other parts may refer to it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
@@ -27,7 +31,7 @@ _LANGUAGE = compiled(r"[A-Za-z0-9_+#-]{1,40}")
 def render(text: str) -> str:
     """Markdown as Telegram's HTML."""
     made = _Made()
-    for token in _parser().parse(text):
+    for token in _parser().parse(_dedented(text)):
         made.block(token)
     return made.text.strip("\n")
 
@@ -37,10 +41,19 @@ def visible(text: str) -> str:
     return html.unescape(_TAG.sub(lambda _: "", text))
 
 
+def _dedented(text: str) -> str:
+    """`text` without the indentation that its first lines have in common. The items of a list are nested in none."""
+    lines = text.split("\n")
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines]
+    first = list(takewhile(lambda at: indents[at] or not lines[at], range(len(lines))))
+    common = min((indents[at] for at in first if lines[at].strip()), default=0)
+    return "\n".join([*(lines[at][common:] for at in first), *lines[len(first) :]])
+
+
 @cache
 def _parser() -> MarkdownIt:
     made = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(["html_block", "image"])
-    made.disable(["html_inline", "entity"])
+    made.disable(["html_inline", "entity", "code", "reference"])
     made.inline.ruler.at("emphasis", _emphasis)
     return made
 
@@ -82,7 +95,7 @@ class _Made:
                 self._tag(_TAGS.get(name), opens=opens)
                 if closes:
                     self.text += "\n" if self.lists else "\n\n"
-            case "fence" | "code_block":
+            case "fence":
                 language = token.info.split(maxsplit=1)[0] if token.info.strip() else ""
                 code = _escape(token.content.rstrip("\n").removesuffix(token.markup or "\n"))  # closed in its last line
                 named = f'<code class="language-{language}">{code}</code>' if _LANGUAGE.fullmatch(language) else code

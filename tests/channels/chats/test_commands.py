@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -77,13 +78,17 @@ def test_new_begins_a_conversation_that_stays(
     say("I plan a trip")
     assert "one conversation" in command("list")
     assert "new conversation" in command("new")
-    say("a recipe for bread")
+    say("a *recipe* for _bread_")
     say("and for cake")
     first_scope, second_scope = scopes()
     assert (first_scope, second_scope[: len(name) + 2]) == ("", f"/{name}-")
+    shown = (lambda title: re.sub(r"([*_:])", r"\\\1", title)) if name == "discord" else str
     listed = command("list")
-    assert "\n* 1: a recipe for bread" in listed
-    assert "- 0: the conversation of this chat" in listed
+    assert listed.splitlines() == [
+        shown("• 0: the conversation of this chat"),
+        shown("→ 1: a *recipe* for _bread_"),
+        "/open NUMBER continues one.",
+    ]
     assert "own conversation" in command("open", "0")
     say("by train")
     assert scopes() == [first_scope, second_scope]
@@ -91,7 +96,9 @@ def test_new_begins_a_conversation_that_stays(
     assert [row.turn_count for row in counts] == [2, 2]
     for wrong in ("2", "-1", "x", "", "٣", "9" * 30):
         assert "/list shows the numbers" in command("open", wrong)
-    assert "a recipe for bread" in command("open", "1")
+    assert shown("a *recipe* for _bread_") in command("open", "1")
+    if name == "slack":
+        assert not slack.sent[-1]["mrkdwn"], "the title is shown as it is written"
     assert "has ended" in command("end")
     ended = installation.sql("SELECT scope FROM sessions WHERE end_requested_at IS NOT NULL")
     assert [row.scope for row in ended] == [second_scope]
@@ -123,6 +130,7 @@ def test_a_command_of_slack_is_answered_where_the_bot_is_no_member(
     installation.ingress("slack").take(update)
     [answer] = slack.responses if response == "accepted" else slack.sent
     assert "/link CODE" in answer["text"]
+    assert answer["mrkdwn"] is False
     assert len(slack.responses) + len(slack.sent) == 1
 
 

@@ -42,7 +42,7 @@ def test_a_reply_that_was_cut_off_says_so(
     target = {"channel": name, "place": {"chat": "21" if name == "discord" else "D1"}}
     for reason in ("stop", "length"):
         body = json.dumps({"reply": {"text": "Once upon", "stop_reason": reason}}).encode()
-        carrier.carry(target, body, f"a reply that ended by {reason}")
+        carrier.carry({**target}, body, f"a reply that ended by {reason}")
     server: Any = discord if name == "discord" else slack
     first, second, note = (each["content" if name == "discord" else "text"] for each in server.sent)
     assert (first, second) == ("Once upon", "Once upon")
@@ -253,6 +253,10 @@ def test_slack_escapes_its_three_characters() -> None:
     rendered = slack_module.render(links)
     assert rendered == "<https://example.com/?a=1&amp;b=2|here> _it_ ~no~ `**code**`\n*Title*"
     assert slack_module.render("[x](javascript:alert(1))") == "[x](javascript:alert(1))"
+    assert slack_module.render("[x](https://a.example/b_(c))") == "<https://a.example/b_(c)|x>"
+    for code in ("12*7*5 = 420", "f(*args, **kwargs)", "f(**a,**b) + 2**10**3", "5 * 3 * 2", "f(*a,*b)"):
+        assert slack_module.render(code) == code, "asterisks that are no markup"
+    assert slack_module.render("*a* 2*3, *b* (**c**), *d e*.") == "_a_ 2*3, _b_ (*c*), _d e_."
 
 
 def test_slacks_markup_is_resolved(installation: Installation) -> None:

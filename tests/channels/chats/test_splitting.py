@@ -153,11 +153,23 @@ def test_a_refused_form_is_sent_plainly_and_else_reported(
         ("```c++\na < b\n", '<pre><code class="language-c++">a &lt; b</code></pre>'),
         ("**open", "**open"),
         ("<b>no</b> &lt;", "&lt;b&gt;no&lt;/b&gt; &amp;lt;"),
+        ("see [1]\n\n[1]: https://a.example\n[^2]: note", "see [1]\n\n[1]: https://a.example\n[^2]: note"),
+        ("    - a\n    - b\n- c\n    - d\n    - e", "• a\n• b\n• c\n  • d\n  • e"),
+        ("      deep\n\n    less\n\n3. x\n\n    of x", "deep\n\nless\n\n3. x\nof x"),
     ],
 )  # fmt: skip
 def test_telegram_shows_markdown(markdown: str, shown: str) -> None:
     """What Telegram has no markup for keeps its meaning as text; what only looks like Markdown stays as it is."""
     assert telegram_markup.render(markdown) == shown
+
+
+def test_a_nested_list_of_several_messages_stays_a_list(channels: dict[str, Channel]) -> None:
+    """A part may begin with the items of a nested list, whose indentation would make them code."""
+    text = "\n".join(f"- item {n} {'x' * 40}\n    - sub {n} a\n    - sub {n} b" for n in range(90))
+    shown = [telegram_markup.render(each) for each in split(text, 4_096, channels["telegram"].length)]
+    assert len(shown) > 1
+    assert [each for each in shown if "<pre>" in each or "- " in each] == []
+    assert sum(each.count("•") for each in shown) == 270
 
 
 @given(TEXTS)

@@ -72,6 +72,8 @@ _LATE = "The answer is not ready yet. Send the request again: it finds the same 
 class Asked:
     """What a request asks of an agent. `additions` are what it adds to the agent, once the request is accepted.
 
+    `is_new`: it has begun its turn, which therefore has its agent, conversation and additions, once it is accepted.
+
     Raises:
         BadParameter: the request asks for what the endpoints do not have.
     """
@@ -80,6 +82,7 @@ class Asked:
         self, gateway: Gateway, request: Request, users: Users, place: Place, body: ChatRequest | ResponseRequest
     ) -> None:
         self.additions = NO_ADDITIONS
+        self.is_new = False
         self._gateway, self._request, self._users, self._place, self._body = gateway, request, users, place, body
         self._param = "messages" if isinstance(body, ChatRequest) else "input"
         self._messages = body.items()
@@ -110,6 +113,7 @@ class Asked:
         repeat = await gateway.in_thread(partial(self._repeat, said, seen))
         accepted = await gateway.in_thread(partial(accept_once, gateway.runtime, repeat))
         self._forget(*read)
+        self.is_new = not accepted.duplicate and not accepted.joined
         exchange = await gateway.in_thread(partial(_exchange, gateway.runtime, accepted))
         self._attend(exchange)
         note = partial(note_sent, gateway.runtime.database, repeat.without_parts(), exchange.turn_id)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -47,6 +47,9 @@ _CRC_BITS, _CHECK_BITS = 32, 24
 _NOTED = "response:"
 """What the member of stored additions begins with that has what an exchange's request says of its response."""
 
+_FORMAT_CHARS = 64
+"""The longest name of a JSON schema in OpenAI's API."""
+
 _ERROR = ("code", "message", "param")
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STATUSES = {"accepted": "queued", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
@@ -62,6 +65,8 @@ class Response:
     previous: str | None = None
     background: bool = False
     additions: Additions = NO_ADDITIONS
+    format: Mapping[str, Any] | None = None
+    """`text.format` of the request, without its schema; `None`: the answer is text."""
 
     def body(
         self,
@@ -102,6 +107,7 @@ class Response:
                 }
                 for each in added.tools
             ],
+            "text": {"format": _format(self.format, added.output)},
             "temperature": added.settings.get("temperature"),
             "top_p": added.settings.get("top_p"),
             "max_output_tokens": added.settings.get("max_tokens"),
@@ -114,7 +120,11 @@ class Response:
 
 def noting(additions: Additions, after: int, request: ResponseRequest) -> Additions:
     """`additions`, with what the response to `request` says of it. `after` is where its exchange begins."""
-    given = {"background": request.background, "previous_response_id": request.previous_response_id}
+    given = {
+        "background": request.background,
+        "previous_response_id": request.previous_response_id,
+        "format": None if additions.output is None else format_of(request),
+    }
     kept = {name: value for name, value in given.items() if value}
     return replace(additions, extra={**additions.extra, f"{_NOTED}{after}": kept}) if kept else additions
 
@@ -123,7 +133,27 @@ def response_of(exchange: Exchange, agent: str, conversation: str | None, additi
     """The response of an exchange whose turn has the stored `additions`, with what `noting` has added to them."""
     noted = additions.extra.get(f"{_NOTED}{exchange.after}") or {}
     previous, background = noted.get("previous_response_id"), bool(noted.get("background"))
-    return Response(exchange, agent, conversation, previous, background, additions)
+    return Response(exchange, agent, conversation, previous, background, additions, noted.get("format"))
+
+
+def format_of(request: ResponseRequest) -> dict[str, Any] | None:
+    """`Response.format` for a request; `None` if it asks for no JSON."""
+    match (request.text or {}).get("format"):
+        case {"type": "json_object"}:
+            return {"type": "json_object"}
+        case {"type": "json_schema", **wanted}:
+            name, strict = wanted.get("name"), wanted.get("strict")
+            named = name[:_FORMAT_CHARS] if isinstance(name, str) else "output"
+            return {"type": "json_schema", "name": named, "strict": strict if isinstance(strict, bool) else None}
+        case _:
+            return None
+
+
+def _format(given: Mapping[str, Any] | None, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The member `text.format`. Typed clients need it to read an answer that is JSON."""
+    if given is None or schema is None:
+        return {"type": "text"}
+    return {**given, "schema": schema} if given["type"] == "json_schema" else dict(given)
 
 
 def status_of(turn: dict[str, Any]) -> str:

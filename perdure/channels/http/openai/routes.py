@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -91,6 +92,8 @@ async def completions(
     asked = Asked(gateway, request, users, place, body)
     exchange, note = await asked.accept(body.messages)
     agent = _agent_name(gateway.runtime, body.model)
+    if not asked.is_new:
+        agent = (await gateway.in_thread(partial(_place_of, gateway.runtime, exchange)))[1].agent
     if not body.stream:
         answer = await asked.answered(exchange)
         if has_failed(answer.turn):
@@ -128,7 +131,10 @@ async def create_response(
         body.previous_response_id,
         bool(body.background),
         asked.additions,
+        responses.format_of(body),
     )
+    if not asked.is_new:
+        made = await gateway.in_thread(partial(_found, gateway.runtime, made))
     if body.stream:
         turn = await _turn(gateway, exchange.turn_id)
         parts = _keeping(gateway, request, place.user, await asked.begun(_parts(gateway, request, exchange)))
@@ -276,6 +282,24 @@ def _response(runtime: Runtime, exchange: Exchange) -> responses.Response:
     place = read_place(runtime.database, exchange.turn_id)
     additions = client.read_additions(runtime.database, exchange.turn_id)
     return responses.response_of(exchange, place.agent, place.conversation, additions)
+
+
+def _found(runtime: Runtime, made: responses.Response) -> responses.Response:
+    """`made` for a turn that another request has begun. Its agent and its conversation may be others.
+
+    So may be what that request adds to the agent, unless this one goes on with the turn.
+    """
+    turn_id, place = _place_of(runtime, made.exchange)
+    if made.exchange.after:
+        return replace(made, agent=place.agent, conversation=place.conversation)
+    additions = client.read_additions(runtime.database, turn_id)
+    return responses.response_of(made.exchange, place.agent, place.conversation, additions)
+
+
+def _place_of(runtime: Runtime, exchange: Exchange) -> tuple[UUID, TurnPlace]:
+    """The turn of an exchange, which its message may have joined, with its agent and conversation."""
+    turn_id = UUID(read_turn(runtime.database, exchange.turn_id)["turn_id"])
+    return turn_id, read_place(runtime.database, turn_id)
 
 
 def _conversation(runtime: Runtime, user: UserKey, turn_id: UUID) -> TurnPlace:

@@ -156,7 +156,7 @@ _REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "verbosity": ("a model is given no verbosity", ("medium",)),
     "max_tool_calls": ("the agent's own limits apply", ()),
     "prompt": ("an agent has its own instructions", ()),
-    "truncation": ("a prompt has what fits of the conversation", ("auto",)),
+    "truncation": ("a prompt has what fits of the conversation", ("auto", "disabled")),
 }
 """The members that no agent can satisfy, with the values that ask for nothing."""
 

@@ -45,6 +45,7 @@ class _File:
     etag: str
 
 
+@router.head("/")
 @router.get("/")
 async def chat(request: Request) -> Response:
     """The web chat. If an application that mounts the gateway authenticates users, the page contains the user's id."""
@@ -59,6 +60,7 @@ async def chat(request: Request) -> Response:
     return Response(content, headers={**_HEADERS, "cache-control": "no-store"}, media_type=_TYPES[".html"])
 
 
+@router.head("/chat/{name}")
 @router.get("/chat/{name}")
 async def file(name: str, request: Request) -> Response:
     """A script, the style sheet or the icon of the web chat."""

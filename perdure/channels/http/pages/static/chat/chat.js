@@ -1,7 +1,7 @@
 /** The page: conversations, messages, and the turn that runs. */
 
 import { Api, Refused, signedInUser } from "./api.js";
-import { byId, element } from "./elements.js";
+import { byId, element, leaveFocus } from "./elements.js";
 import { Files, loadFiles } from "./files.js";
 import { Memories } from "./memories.js";
 import { LiveTurn, noAnswer, place, saidIn, show, showFailure, userMessage } from "./turn.js";
@@ -15,6 +15,7 @@ const RETRY = "retry-";
 const MOST_SESSIONS = 5;
 const TOKEN = "perdure.token";
 const RUNNING = "perdure.running";
+const UNSENT = "perdure.unsent";
 const DRAFT = "perdure.draft";
 const LOOK_MS = 3000;
 const STOPPED = "The answer was stopped.";
@@ -34,6 +35,8 @@ let open;
 let opening = {};
 /** Whether the user sent a message before the messages were shown; it is sent then. */
 let hasty = false;
+/** How many times the messages of a conversation are being loaded. What is shown meanwhile is replaced. */
+let loading = 0;
 /** @type {AbortController | null} */
 let following = null;
 let runningTurn = null;
@@ -43,6 +46,14 @@ let asks = false;
 let readsEnd = true;
 /** What the list of conversations shows. */
 let listed = "";
+/** The messages that are not accepted yet, in their order, with what shows them. The tab's storage keeps them, too. */
+let unsent = [];
+/** The messages that this tab had not delivered when it was reloaded, until a conversation is open. */
+const left = [JSON.parse(sessionStorage.getItem(UNSENT) ?? "[]")].flat();
+/** The last request of each conversation's queue: messages are sent one after another, in their order. */
+const queues = new Map();
+/** The files of the last message that was written; those of the next one are taken after them. */
+let taken = Promise.resolve();
 /** When something last happened in the open conversation, and the turns that the page shows. */
 let activity = null;
 const knownTurns = new Set();
@@ -64,12 +75,30 @@ async function start() {
   byId("user").textContent = api.user;
   byId("leave").hidden = token === null;
   app.hidden = false;
-  const unsent = JSON.parse(sessionStorage.getItem("perdure.unsent") ?? "null");
-  const found = await list();
-  const wanted = location.hash === DEFAULT_HASH ? DEFAULT : decodeURIComponent(location.hash.slice(1)) || null;
-  await go(found.find((each) => each.conversation === wanted) ?? (wanted === null ? found[0] ?? fresh() : named(wanted)));
-  if (unsent !== null) await sendAgain(unsent);
+  const found = await list(), wanted = addressed();
+  const first = found.find((each) => each.conversation === wanted) ?? (wanted === null ? found[0] ?? fresh() : named(wanted));
+  if (open === undefined) await go(first); // else the user has begun a new one before the list arrived
   setTimeout(look, LOOK_MS);
+}
+
+/** The key of the conversation in the page's address; `null` if it has none, or a malformed one. */
+function addressed() {
+  if (location.hash === DEFAULT_HASH) return DEFAULT;
+  try {
+    return decodeURIComponent(location.hash.slice(1)) || null;
+  } catch {
+    return null;
+  }
+}
+
+const addressOf = (key) => (key === DEFAULT ? DEFAULT_HASH : `#${encodeURIComponent(key)}`);
+
+/** Open the conversation of a changed address: the user went back, or wrote another one. */
+function readdressed() {
+  if (open === undefined) return;
+  const key = addressed();
+  if (key === null) history.replaceState(null, "", addressOf(open.key));
+  else if (key !== open.key) open_(key);
 }
 
 function wait(error) {
@@ -190,22 +219,23 @@ function mark() {
 }
 
 async function go(conversation) {
-  const typed = open === undefined ? text.value : "", mine = opening = {};
-  hasty &&= open === undefined;
+  const isFirst = open === undefined, typed = isFirst ? text.value : "", mine = opening = {};
+  hasty &&= isFirst;
   following?.abort();
   following = null;
   byId("known").disabled = false;
   open = { key: conversation.conversation, title: conversation.title, session_id: conversation.session_id };
   showRemembered(conversation.remember);
   activity = conversation.last_activity_at ?? null;
-  history.replaceState(null, "", open.key === DEFAULT ? DEFAULT_HASH : `#${encodeURIComponent(open.key)}`);
+  if (isFirst || addressed() === open.key) history.replaceState(null, "", addressOf(open.key));
+  else history.pushState(null, "", addressOf(open.key));
   app.classList.remove("listing");
   byId("title").textContent = open.title ?? "New conversation";
   document.title = open.title === null ? "perdure" : `${open.title} · perdure`;
   byId("menu").hidden = open.title === null;
   byId("menu").open = false;
   for (const each of ["rename", "archive"]) byId(each).hidden = open.key === DEFAULT;
-  text.value = typed || (sessionStorage.getItem(`${DRAFT}:${api.user}:${open.key}`) ?? "");
+  text.value = typed || draftOf(open.key);
   grow();
   mark();
   running(null);
@@ -213,14 +243,20 @@ async function go(conversation) {
   if (opening !== mine) return;
   opening = null;
   text.focus();
+  for (const message of left.splice(0)) deliver(message); // their ids make sending them again safe
   if (hasty) byId("form").requestSubmit();
 }
 
 /** Show all that was said, and go on with the turns that are not settled, behind the messages that are shown. */
 async function loadAndFollow() {
   const shown = {};
-  for (const message of await load()) shown[message.turn_id] = (shown[message.turn_id] ?? 0) + 1;
-  followTurns(shown);
+  loading += 1;
+  try {
+    for (const message of await load()) shown[message.turn_id] = (shown[message.turn_id] ?? 0) + 1;
+  } finally {
+    loading -= 1;
+    followTurns(shown);
+  }
 }
 
 /** A session's turns that are not settled, with their messages. */
@@ -262,7 +298,6 @@ async function load() {
   }
   const messages = transcripts.flat(), unsettled = new Set(waiting.map((each) => each.turn_id));
   if (open.key !== key) return [];
-  const unsent = [...log.querySelectorAll(".unsent")];
   for (const message of messages) knownTurns.add(message.turn_id);
   log.setAttribute("aria-live", "off");
   log.replaceChildren();
@@ -273,7 +308,7 @@ async function load() {
     if (ends && !replies && !unsettled.has(message.turn_id)) sayWhy(message.turn_id);
   });
   showQueued(key, waiting);
-  log.append(...unsent);
+  log.append(...unsent.filter((each) => keyOf(each.message) === key).map((each) => each.shown));
   if (!log.children.length) log.append(element("p", { className: "empty" }, "What can I do for you?"));
   log.scrollTop = log.scrollHeight;
   requestAnimationFrame(() => log.setAttribute("aria-live", "polite"));
@@ -298,9 +333,10 @@ function keep(key, turnIds) {
 async function send(words) {
   const key = open.key;
   if (files.any) status.textContent = "Uploading…";
-  const parts = await files.take();
+  taken = taken.then(() => files.take());
+  const parts = await taken;
   status.textContent = "";
-  if (parts === null) return unsay(words);
+  if (parts === null) return unsay(key, words);
   const said = parts.length === 0 ? { text: words } : { parts: [...(words.trim() ? [{ type: "text", text: words }] : []), ...parts] };
   if (parts.length === 0 && !words.trim()) return;
   await submit(key, said, crypto.randomUUID());
@@ -317,7 +353,9 @@ function retry(turnId) {
 function markRetried({ message_id: id }) {
   if (!id?.startsWith(RETRY)) return;
   for (const each of log.querySelectorAll(".failed")) {
-    if (RETRY + each.dataset.failed === id) each.querySelector(".retry")?.remove();
+    if (RETRY + each.dataset.failed !== id) continue;
+    leaveFocus(each);
+    each.querySelector(".retry")?.remove();
   }
 }
 
@@ -328,60 +366,71 @@ async function submit(key, said, messageId) {
     metadata: { timezone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     ...(key === open.key && open.title === null && !open.remember ? { remember: false } : {}),
   };
-  sessionStorage.setItem("perdure.unsent", JSON.stringify(message));
   await deliver(message);
 }
 
 /** Put words that were not accepted back, before what was written since. */
-function unsay(words) {
-  text.value = [words, text.value].filter((each) => each.trim()).join("\n");
+function unsay(key, words) {
+  const before = (rest) => [words, rest].filter((each) => each.trim()).join("\n");
+  if (key !== open.key) return keepDraft(key, before(draftOf(key)));
+  text.value = before(text.value);
   draft();
   grow();
 }
 
-/** A message that this tab had not delivered when it was reloaded; its id makes sending it again safe. */
-async function sendAgain(unsent) {
-  const key = unsent.conversation ?? DEFAULT;
-  if (key !== open.key) await go(named(key));
-  await deliver(unsent);
-}
+const keyOf = (message) => message.conversation ?? DEFAULT;
 
-async function deliver(message) {
-  const key = message.conversation ?? DEFAULT;
-  log.querySelector(".empty")?.remove();
+/** Show a message, and send it after those of its conversation that were written before. */
+function deliver(message) {
+  const key = keyOf(message);
   const written = message.text ?? message.parts.find((each) => each.type === "text")?.text ?? "";
-  const shown = userMessage(written, "", message.parts);
+  const shown = userMessage(written, "", message.parts), mine = { message, written, shown };
   shown.dataset.text = written;
   shown.classList.add("unsent");
-  shown.classList.toggle("queued", following !== null);
-  log.append(shown);
-  log.scrollTop = log.scrollHeight;
+  if (key === open.key) {
+    shown.classList.toggle("queued", following !== null || unsent.some((each) => keyOf(each.message) === key));
+    log.querySelector(".empty")?.remove();
+    log.append(shown);
+    log.scrollTop = log.scrollHeight;
+  }
+  keepUnsent([...unsent, mine]);
+  queues.set(key, (queues.get(key) ?? Promise.resolve()).then(() => post(mine)));
+  return queues.get(key);
+}
+
+function keepUnsent(messages) {
+  unsent = messages;
+  if (unsent.length) sessionStorage.setItem(UNSENT, JSON.stringify(unsent.map((each) => each.message)));
+  else sessionStorage.removeItem(UNSENT);
+}
+
+async function post(mine) {
+  const { message, written, shown } = mine, key = keyOf(message);
+  let accepted;
   try {
-    const accepted = await api.insist("POST", "/v1/messages", message);
+    accepted = await api.insist("POST", "/v1/messages", message);
     if (message.remember === false) await change({ remember: false }, key); // it did not exist before its first message
-    shown.classList.remove("unsent");
-    const known = [...log.querySelectorAll(".user")].some((each) => each.dataset.turn === accepted.turn_id);
-    if (accepted.duplicate && known) return shown.remove(); // sent before, and shown
-    shown.dataset.turn = accepted.turn_id;
-    if (accepted.turn_id === runningTurn) { // it answers a question of the turn, or joined it
-      shown.classList.remove("queued");
-      place(log, shown);
-    }
-    remember(key, accepted.turn_id);
-    knownTurns.add(accepted.turn_id);
-    if (open.key === key) {
-      open.session_id = accepted.session_id;
-      followTurns();
-    }
-    showTitle(await list());
   } catch (error) {
     shown.remove();
-    unsay(written);
-    files.restore(message.parts ?? []);
-    trouble(error.message);
+    unsay(key, written);
+    if (key === open.key) files.restore(message.parts ?? []);
+    return trouble(error.message);
   } finally {
-    sessionStorage.removeItem("perdure.unsent");
+    keepUnsent(unsent.filter((each) => each !== mine));
   }
+  shown.classList.remove("unsent");
+  const known = [...log.querySelectorAll(".user")].some((each) => each.dataset.turn === accepted.turn_id);
+  if (accepted.duplicate && known) return shown.remove(); // sent before, and shown
+  shown.dataset.turn = accepted.turn_id;
+  shown.classList.toggle("queued", following !== null && accepted.turn_id !== runningTurn);
+  if (accepted.turn_id === runningTurn) place(log, shown); // it answers a question of the turn, or joined it
+  remember(key, accepted.turn_id);
+  knownTurns.add(accepted.turn_id);
+  if (open.key === key) {
+    open.session_id = accepted.session_id;
+    followTurns();
+  }
+  attempt(async () => showTitle(await list()));
 }
 
 function showTitle(conversations) {
@@ -432,7 +481,7 @@ async function setRemembered(remember) {
 
 /** Follow the conversation's turns one after another. `shown`: how many messages of each the page has. */
 async function followTurns(shown = {}) {
-  if (following !== null) return; // the loop that runs goes on with the next turn
+  if (following !== null || loading > 0) return; // the loop that runs, or that begins then, goes on with the next turn
   const mine = following = new AbortController(), key = open.key;
   for (let [turnId] = remembered(key); turnId !== undefined && !mine.signal.aborted; [turnId] = remembered(key)) {
     await follow(key, turnId, shown[turnId] ? `${shown[turnId]}-0` : null, mine.signal);
@@ -502,6 +551,7 @@ function rating(turnId) {
 function running(turnId) {
   runningTurn = turnId;
   asks = false;
+  if (turnId === null) leaveFocus(byId("stop"));
   byId("stop").hidden = turnId === null;
   byId("stop").disabled = false;
   if (turnId === null && !status.textContent.endsWith(")")) status.textContent = "";
@@ -540,10 +590,16 @@ function bind() {
   });
   text.addEventListener("input", () => { grow(); draft(); });
   byId("stop").addEventListener("click", () => attempt(async () => {
+    leaveFocus(byId("stop"));
     byId("stop").disabled = true;
     status.textContent = "Stopping…"; // a tool that runs ends first
     await api.insist("POST", `/v1/turns/${runningTurn}/cancel`);
   }).then((asked) => { if (!asked) byId("stop").disabled = false; }));
+  window.addEventListener("hashchange", readdressed);
+  document.querySelector(".skip").addEventListener("click", (event) => { // the address is that of the conversation
+    event.preventDefault();
+    text.focus();
+  });
   byId("new").addEventListener("click", () => go(fresh()));
   byId("open-side").addEventListener("click", () => { app.classList.add("listing"); byId("new").focus(); });
   byId("close-side").addEventListener("click", () => { app.classList.remove("listing"); text.focus(); });
@@ -615,11 +671,15 @@ function leave() {
   location.replace(location.pathname);
 }
 
+const draftOf = (key) => sessionStorage.getItem(`${DRAFT}:${api.user}:${key}`) ?? "";
+
+function keepDraft(key, words) {
+  if (words) sessionStorage.setItem(`${DRAFT}:${api.user}:${key}`, words);
+  else sessionStorage.removeItem(`${DRAFT}:${api.user}:${key}`);
+}
+
 function draft() {
-  if (open === undefined) return;
-  const key = `${DRAFT}:${api.user}:${open.key}`;
-  if (text.value) sessionStorage.setItem(key, text.value);
-  else sessionStorage.removeItem(key);
+  if (open !== undefined) keepDraft(open.key, text.value);
 }
 
 function grow() {

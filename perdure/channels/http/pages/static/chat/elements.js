@@ -17,5 +17,12 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** Move the keyboard's focus from `node`, which is about to go or to be disabled, to the text; whether it was there. */
+export function leaveFocus(node) {
+  const has = node.matches(":focus-visible") || node.querySelector(":focus-visible") !== null;
+  if (has) byId("text").focus();
+  return has;
+}
+
 /** The element with an id, which the page has. */
 export const byId = (id) => document.getElementById(id);

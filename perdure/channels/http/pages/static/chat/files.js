@@ -2,7 +2,7 @@
  * messages that are shown: an image is loaded when it comes into view, any file is saved by a click. */
 
 import { Refused } from "./api.js";
-import { byId, element } from "./elements.js";
+import { byId, element, leaveFocus } from "./elements.js";
 
 const MOST = 20;
 
@@ -87,7 +87,7 @@ export class Files {
 
   #chip(name, onRemove) {
     const chip = element("li", {}, element("span", { title: name }, name), element("button", {
-      type: "button", className: "quiet", "aria-label": `Remove ${name}`, onclick: () => { onRemove?.(); chip.remove(); },
+      type: "button", className: "quiet", "aria-label": `Remove ${name}`, onclick: () => { onRemove?.(); leaveFocus(chip); chip.remove(); },
     }, "✕"));
     byId("files").append(chip);
     return chip;

@@ -1,6 +1,6 @@
 /** One message or tool call as the page shows it, and a turn's events applied to them. */
 
-import { element } from "./elements.js";
+import { element, leaveFocus } from "./elements.js";
 import { shownFile } from "./files.js";
 import { rendered } from "./text.js";
 
@@ -114,6 +114,11 @@ function addResult(log, turnId, callId, content) {
   if (made && made.querySelectorAll("pre").length === 1) made.append(element("pre", {}, content));
 }
 
+function removeCard(card) {
+  leaveFocus(card);
+  card.remove();
+}
+
 /** The events of one turn, applied to the page: provisional text is replaced by the message that commits it. */
 export class LiveTurn {
   /**
@@ -191,18 +196,20 @@ export class LiveTurn {
 
   #ask(call) {
     if ([...this.log.querySelectorAll(".approval")].some((each) => each.dataset.call === call.call_id)) return;
-    const decide = async (decision) => {
+    const decide = async (decision, pressed) => {
+      const had = leaveFocus(card);
       for (const button of card.querySelectorAll("button")) button.disabled = true;
-      if (await this.actions.decide(call.call_id, decision)) card.remove();
-      else for (const button of card.querySelectorAll("button")) button.disabled = false;
+      if (await this.actions.decide(call.call_id, decision)) return card.remove();
+      for (const button of card.querySelectorAll("button")) button.disabled = false;
+      if (had) pressed.focus();
     };
     const own = call.approver === "user";
     const card = element("section", { className: "approval", "data-call": call.call_id, "aria-label": "Approval" },
       element("h2", {}, own ? `May the agent use ${call.tool}?` : `${call.tool} waits for someone else's approval.`),
       element("pre", {}, JSON.stringify(call.arguments, null, 2)));
     if (own) card.append(element("div", { className: "buttons" },
-      element("button", { className: "quiet", type: "button", onclick: () => decide("deny") }, "Deny"),
-      element("button", { type: "button", onclick: () => decide("approve") }, "Approve")));
+      element("button", { className: "quiet", type: "button", onclick: (event) => decide("deny", event.currentTarget) }, "Deny"),
+      element("button", { type: "button", onclick: (event) => decide("approve", event.currentTarget) }, "Approve")));
     place(this.log, card);
   }
 
@@ -220,11 +227,11 @@ export class LiveTurn {
   }
 
   #decided(call) {
-    for (const each of this.log.querySelectorAll(".approval")) if (each.dataset.call === call.call_id) each.remove();
+    for (const each of this.log.querySelectorAll(".approval")) if (each.dataset.call === call.call_id) removeCard(each);
   }
 
   #end(turn) {
     this.#discard();
-    for (const each of this.log.querySelectorAll(".approval")) each.remove();
+    for (const each of this.log.querySelectorAll(".approval")) removeCard(each);
   }
 }
