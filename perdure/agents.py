@@ -18,12 +18,14 @@ import hashlib
 import importlib
 import inspect
 import json
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perdure.casebank import COMMON
@@ -389,6 +391,7 @@ class Agents:
         except (Exception, SystemExit) as error:
             raise SettingsError(
                 f"PERDURE_AGENTS is {path!r}: {_explain(error)}; accepted: the path of an importable module"
+                f"{_hidden_file(path)}"
             ) from error
         if collect is not None:
             found = collect(vars(module))
@@ -396,7 +399,9 @@ class Agents:
             found = [value for value in vars(module).values() if isinstance(value, Agent)]
         unique = list({id(agent): agent for agent in found}.values())
         if not unique:
-            raise SettingsError(f"PERDURE_AGENTS is {path!r}: the module defines no Agent")
+            raise SettingsError(
+                f"PERDURE_AGENTS is {path!r}: the module defines no Agent (it is {_origin(module)}){_hidden_file(path)}"
+            )
         return cls(unique)
 
     def get(self, name: str) -> Agent:
@@ -443,6 +448,23 @@ def _with_reached(agents: Sequence[Agent]) -> list[Agent]:
             if each.agent is not None and all(other.origin is not each.agent.origin for other in found):
                 found.append(each.agent)
     return found
+
+
+def _origin(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or "a part of Python"
+
+
+def _hidden_file(path: str) -> str:
+    """A hint, if a module of Python or of an installed package has the name of a file in the working directory."""
+    name = path.partition(".")[0]
+    module = sys.modules.get(name)
+    own = [each for each in (Path(f"{name}.py"), Path(name, "__init__.py"), Path(name)) if each.exists()]
+    found = {
+        Path(each).resolve() for each in (getattr(module, "__file__", None), *getattr(module, "__path__", ())) if each
+    }
+    if module is None or not own or found & {each.resolve() for each in own}:
+        return ""
+    return f"; the module {name!r} ({_origin(module)}) hides {own[0].absolute()}: give your module another name"
 
 
 def _explain(error: BaseException) -> str:

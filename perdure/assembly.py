@@ -130,16 +130,18 @@ def redis_address(settings: Settings) -> str:
     return found.url
 
 
-def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True) -> None:
+def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool = True, signs: bool = True) -> None:
     """Check the settings that name agents, models, the embedder, breakers, the snapshot store and channels.
 
     The gateway, the channels, workers, beat and Flower call this before they connect to a server, so a wrong value
     stops each of them at its start. This opens no connection and loads no model. Without `asks_models`, the models' API
-    keys may be missing. Without `asks_embedder`, the embedder's API key may be missing.
+    keys may be missing. Without `asks_embedder`, the embedder's API key may be missing. Unless `signs` is False, this
+    creates the secret that signs tokens, and with `asks_models` the one that signs callbacks, if no setting has them.
 
     Raises:
         SettingsError: a setting or an agent names something that does not exist or cannot be set up. Also raised if
-            `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server.
+            `PERDURE_MCP__COMMANDS` does not allow the command of an agent's MCP server, or if the file of a generated
+            secret cannot be used.
     """
     from perdure.channels.services import configured
     from perdure.files import objects
@@ -164,6 +166,10 @@ def check(settings: Settings, *, asks_models: bool = True, asks_embedder: bool =
     RERANKERS.check(settings.memory.reranker)
     if settings.files.url is not None:
         objects.check(settings.files.url)
+    if signs:
+        settings.signing_key()
+    if signs and asks_models:
+        settings.webhook_keys()
 
 
 def require_database(settings: Settings, database_url: str) -> None:
@@ -210,7 +216,7 @@ def assemble_accepting(settings: Settings, database_url: str, wake: Waker) -> Ac
     """
     agents = _agents_by_name(settings)
     if not _has_defaults(settings, agents):
-        check(settings, asks_models=False, asks_embedder=False)
+        check(settings, asks_models=False, asks_embedder=False, signs=False)
     clock, database = SystemClock(), open_database(settings, database_url)
     return _AcceptingRuntime(settings, clock, database, agents, wake, Files(database, settings.files, clock))
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import base64
 import logging
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from kombu import Connection
+from redis import ConnectionPool
 
 from perdure.errors import SettingsError
+from perdure.network.tls import split
+from perdure.redis import client_url
 from perdure.settings import Settings
 
 WRONG = [
@@ -33,6 +38,14 @@ WRONG = [
     ("PERDURE_BROKER_URL", "amqp://me:hidden@here:abc//", "a port from 1 to 65535, such as amqp://localhost:5672"),
     ("PERDURE_BROKER_URL", "redis://one:1/0;redis://two:abc/0", "the address of server 2 is malformed"),
     ("PERDURE_BROKER_URL", "redis://one:1/0;redis://two:1/x", "the database of server 2 is 'x'"),
+    ("PERDURE_REDIS_URL", "redis+socket:///run/redis.sock?db=x", "the database of server 1 is 'x'"),
+    ("PERDURE_REDIS_URL", "redis://here/0?socket_timeout=5", "socket_timeout is not accepted in the query; accepted:"),
+    ("PERDURE_REDIS_URL", "rediss://here/0?foo=bar", "whose names begin with ssl_, and db, username, password"),
+    ("PERDURE_REDIS_URL", "redis+socket:///run/redis.sock?foo=bar", "foo is not accepted in the query"),
+    ("PERDURE_BROKER_URL", "redis://one/0;redis://two/0?foo=bar", "foo is not accepted in the query"),
+    ("PERDURE_BROKER_URL", "amqp://here//?heartbeat=10", "whose names begin with ssl_, and login_method"),
+    ("PERDURE_DATABASE_URL", "postgresql://here/x?foo=bar", "foo is not accepted in the query; accepted: the options"),
+    ("PERDURE_MIGRATE_URL", "postgresql://here/x?foo=bar", "of libpq, such as sslmode"),
     ("PERDURE_TELEGRAM__API_URL", "localhost", "PERDURE_TELEGRAM__API_URL is 'localhost': accepted: a URL that"),
     ("PERDURE_SLACK__API_URL", "localhost", "PERDURE_SLACK__API_URL is 'localhost': accepted: a URL that"),
     ("PERDURE_DISCORD__API_URL", "http://here:abc", "such as https://discord.com/api/v10"),
@@ -155,6 +168,10 @@ def test_an_endpoint_without_a_url_says_which_variable_to_set(monkeypatch: pytes
         ("PERDURE_ENDPOINTS__VLLM__URL", "ftp://me:secret@here"),
         ("PERDURE_ENDPOINTS", '[{"vllm": {"key": "secret"}}]'),
         ("PERDURE_MODEL_SETTINGS", '{"extra_headers": {"x-key": "secret"'),
+        ("PERDURE_REDIS_URL", "redis://me:pass?a-secret@here/0"),
+        ("PERDURE_REDIS_URL", "redis://me?a-secret@here/0"),
+        ("PERDURE_REDIS_URL", "redis://here/0?foo=secret"),
+        ("PERDURE_DATABASE_URL", "postgresql://here/x?foo=secret"),
     ],
 )
 def test_keys_in_wrong_values_are_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -193,6 +210,29 @@ def test_a_malformed_webhook_secret_file_is_named(tmp_path: Path) -> None:
     assert "0123" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("content", "why"), [(b"\n", "it is empty"), (b"\xff\xfe", "it is not UTF-8")])
+@pytest.mark.parametrize("variable", ["PERDURE_SECRET_KEY", "PERDURE_WEBHOOK_SECRET"])
+def test_a_damaged_file_of_a_secret_is_named(tmp_path: Path, variable: str, content: bytes, why: str) -> None:
+    """With an empty key, everyone could sign tokens."""
+    for name in ("secret.key", "webhook.secret"):
+        (tmp_path / name).write_bytes(content)
+    settings = Settings(_env_file=None, data_dir=tmp_path)
+    with pytest.raises(SettingsError, match=f"{variable} is not set, and the file .* cannot be used: {why}"):
+        settings.signing_key() if variable == "PERDURE_SECRET_KEY" else settings.webhook_keys()
+
+
+@pytest.mark.parametrize("place", ["a file", "a closed directory"])
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The directory may be a file, or belong to another account."""
+    path = tmp_path / "data"
+    path.touch()
+    if place == "a closed directory":
+        monkeypatch.setattr(Path, "exists", Mock(side_effect=PermissionError(13, "Permission denied")))
+    reason = "Not a directory|File exists" if place == "a file" else "Permission denied"
+    with pytest.raises(SettingsError, match=f"{path}/secret.key, cannot be used: ({reason}); set PERDURE_SECRET_KEY"):
+        Settings(_env_file=None, data_dir=path).signing_key()
+
+
 def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error message about a secret does not contain the secret, because the message is logged."""
     monkeypatch.setenv("PERDURE_WEBHOOK_SECRET", "whsec_too+short")
@@ -225,3 +265,34 @@ def test_an_address_of_any_form_is_accepted(monkeypatch: pytest.MonkeyPatch, nam
     """Sockets, IPv6, virtual hosts, escaped passwords and several brokers are no mistakes."""
     monkeypatch.setenv(name, value)
     Settings.load(_env_file=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ("redis://here?db=5&password=a%40b", "redis://:a%40b@here/5"),
+        ("redis://here:1/0?username=seq&password=S/1", "redis://seq:S%2F1@here:1/0"),
+        ("redis://me:mine@here/3?db=1&username=you&password=yours", "redis://me:mine@here/1"),
+        ("rediss://here/0?ssl_cert_reqs=none&db=3", "rediss://here/3?ssl_cert_reqs=none&ssl_check_hostname=false"),
+        ("redis+socket:///run/r.sock?db=2&password=x", "redis+socket://:x@/run/r.sock?virtual_host=2"),
+        ("redis+socket:///run/r.sock?virtual_host=2", "redis+socket:///run/r.sock?virtual_host=2"),
+        ("redis://one?db=1;redis://two?password=b", "redis://one/1;redis://:b@two"),
+    ],
+)
+def test_options_of_redis_are_moved_to_where_all_libraries_read_them(
+    monkeypatch: pytest.MonkeyPatch, given: str, spelled: str
+) -> None:
+    """redis-py reads a database and a password in the query, and kombu and Celery would end the worker."""
+    monkeypatch.setenv("PERDURE_BROKER_URL", given)
+    found = Settings.load(_env_file=None).broker_url
+    assert found is not None
+    assert found.get_secret_value() == spelled
+    Connection(found.get_secret_value())
+    for each in split(found.get_secret_value()):
+        wanted, read = (
+            ConnectionPool.from_url(client_url(url)).connection_kwargs
+            for url in (split(given)[split(spelled).index(each)], each)
+        )
+        assert read.get("db", 0) == wanted.get("db", 0)
+        assert read.get("password") == wanted.get("password")
+        assert read.get("username") == wanted.get("username")

@@ -30,7 +30,8 @@ def _make() -> Celery:
     settings = Settings.load()
     command = flower.command()
     if command in _CHECKED:
-        check(settings, asks_models=command == "worker", asks_embedder=command == "worker")
+        is_worker = command == "worker"
+        check(settings, asks_models=is_worker, asks_embedder=is_worker, signs=is_worker)
     if command == "flower":
         flower.check_environment()
     where = addresses(settings, database=(command or flower.STARTED.get()) != "flower")

@@ -46,7 +46,7 @@ from perdure.tasks.timetable import fire
 from perdure.timetable.sweep import sweep_slots
 from perdure.turns.calls import awaited
 from perdure.turns.cancel import cancel
-from perdure.turns.outbox import Carrier
+from perdure.turns.outbox import Carrier, note_sent
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers import logs, upkeep
@@ -59,7 +59,7 @@ from perdure.workers.publish.wake import CeleryWaker
 from perdure.workers.shutdown.fleet_drain import FleetDrain
 from perdure.workers.shutdown.flush import flushers
 from perdure.workers.shutdown.phases import Shutdown
-from perdure.workers.shutdown.start_failure import exit_unless_startable
+from perdure.workers.shutdown.start_failure import FAILED, exit_unless_startable
 from perdure.workers.threads import require_threads
 from perdure.workers.watchdog.heartbeat import Heartbeat
 
@@ -145,7 +145,7 @@ class Lifecycle:
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
         runtime = self().runtime
         consumed = [queue for queue in self._app.amqp.queues.consume_from if queue in QUEUES]
-        self._presence = Presence(runtime.database, runtime.clock, WORKER, name, consumed)
+        self._presence = Presence(runtime.database, runtime.clock, WORKER, name, consumed, self._is_quiet)
         self._presence.start()
         self._metrics = self._serve_metrics()
 
@@ -178,6 +178,9 @@ class Lifecycle:
             each.close()
         process.runtime.close()
         self._shutdown.end(released, began)
+
+    def _is_quiet(self) -> bool:
+        return self.fleet_drain is not None and self.fleet_drain.is_quiet
 
     def _serve_metrics(self) -> Server | None:
         """Serve the worker's metrics, if a port is configured. A worker without a free port works without them."""
@@ -225,7 +228,9 @@ class Lifecycle:
         return {
             "url": UrlCarrier(keys, reachable, breakers=breakers, traces=runtime.traces),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
-            "channel": ChatCarrier(self._chats, Buttons(settings.signing_keys()), breakers),
+            "channel": ChatCarrier(
+                self._chats, Buttons(settings.signing_keys()), breakers, partial(note_sent, runtime.database)
+            ),
         }
 
     def _sweep(self, process: Process, fleet_drain: FleetDrain, embedding: Embedding) -> None:
@@ -267,7 +272,7 @@ def follow(app: Celery, settings: Settings, where: Addresses) -> Lifecycle:
     setup_logging.connect(lambda **_: configure(), weak=False)
     # `weak=False`: Celery would drop these receivers, which nothing else references.
     worker_init.connect(begin, weak=False)
-    worker_ready.connect(lambda sender, **_: _ready(lifecycle, sender.hostname), weak=False)
+    worker_ready.connect(lambda sender, **_: or_exit(partial(_ready, lifecycle, sender.hostname)), weak=False)
     worker_shutting_down.connect(lambda **_: lifecycle.request_shutdown(), weak=False)
     worker_shutdown.connect(lambda **_: lifecycle.close(), weak=False)
     return lifecycle
@@ -286,12 +291,17 @@ def _ready(lifecycle: Lifecycle, hostname: str) -> None:
 
 
 def or_exit(step: Callable[[], None]) -> None:
-    """Run `step`; exit the process if `step` raises `SettingsError` or `Unavailable`.
+    """Run `step`; exit the process if `step` raises an error.
 
-    If the receiver of a signal raises an error, Celery itself only logs the error and starts the worker.
+    If the receiver of a signal raises an error, Celery itself only logs the error and starts the worker, which would
+    then take tasks and fail each of them.
     """
-    with exit_unless_startable():
-        step()
+    try:
+        with exit_unless_startable():
+            step()
+    except Exception:
+        log.exception("this process cannot start")
+        raise SystemExit(FAILED) from None
 
 
 def _shut_down_for_leaks() -> None:

@@ -75,7 +75,7 @@ def gateway(
         fits = declarations.takes_one(authenticate)
         declarations.require(fits, "perdure.gateway()", "authenticate", authenticate, accepted)
     settings = Settings.load(**options)
-    check(settings, asks_models=False)
+    check(settings, asks_models=False, signs=authenticate is None)
     if authenticate is None and not (settings.api_keys or settings.admin_keys):
         raise SettingsError("perdure.gateway() has no authentication: pass `authenticate`, or set PERDURE_API_KEYS")
     Keys(settings, SystemClock())  # raises if a key file cannot be read
@@ -198,6 +198,7 @@ def _assemble(
     source = observed(
         settings, runtime.database, runtime.clock,
         breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
+        broker_reachable=waker.reachable,
     )  # fmt: skip
     app = create_app(runtime, waker.reachable, kills.lately, *rules, source=source)
     return _Opened(app, loop, runtime, (waker.close, kills.close, source.close))

@@ -71,7 +71,7 @@ def _follow(worker: Any, lifecycle: Lifecycle) -> None:
 
     def ready(sender: Any, **_: Any) -> None:
         if sender.controller is worker:
-            lifecycle.watch(worker.hostname)
+            or_exit(partial(lifecycle.watch, worker.hostname))
 
     def shutting_down(sender: Any, **_: Any) -> None:
         if sender == worker.hostname:

@@ -16,11 +16,13 @@ import typer
 
 from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import audited
+from perdure.cli.display import prints_on_stderr
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.errors import Unavailable
 from perdure.workers import logs
 
 if TYPE_CHECKING:
+    from perdure.agents import Agents
     from perdure.database.engine import Database
     from perdure.runtime import AcceptingRuntime, Runtime
     from perdure.settings import Settings
@@ -101,7 +103,8 @@ def runtime() -> Iterator[Runtime]:
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
     waker = _waker(settings)
-    made = assemble(settings, database_url, waker, _redis_url(settings))
+    with prints_on_stderr():
+        made = assemble(settings, database_url, waker, _redis_url(settings))
     try:
         with audited.recorded(made.database):
             yield made
@@ -120,12 +123,25 @@ def accepting_runtime() -> Iterator[AcceptingRuntime]:
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
     waker = _waker(settings)
-    made = assemble_accepting(settings, database_url, waker)
+    with prints_on_stderr():
+        made = assemble_accepting(settings, database_url, waker)
     try:
         yield made
     finally:
         made.database.close()
         waker.close()
+
+
+def load_agents(settings: Settings) -> Agents:
+    """The configured agents. What their module prints goes to stderr.
+
+    Raises:
+        SettingsError: the agents cannot be loaded.
+    """
+    from perdure.assembly import load_agents as load
+
+    with prints_on_stderr():
+        return load(settings)
 
 
 @contextmanager
@@ -139,6 +155,23 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
     waker = _waker(Settings.load())
     try:
         yield waker.ask
+    finally:
+        waker.close()
+
+
+@contextmanager
+def broker(settings: Settings) -> Iterator[Callable[[], bool] | None]:
+    """A function that returns whether the broker can be reached; `None` if the broker's address is unknown."""
+    from perdure.assembly import addresses
+    from perdure.workers.publish.wake import CeleryWaker
+
+    try:
+        waker = CeleryWaker(settings, addresses(settings, database=False))
+    except Unavailable:
+        yield None
+        return
+    try:
+        yield waker.reachable
     finally:
         waker.close()
 

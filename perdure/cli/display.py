@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +37,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 def write_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def prints_on_stderr() -> AbstractContextManager[object]:
+    """During the block, what Python code prints goes to stderr: stdout is for the command's own output.
+
+    Load the modules of agents in such a block, and run their hooks: they may print.
+    """
+    return redirect_stdout(sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 FAILED = 1
 WRONG_USAGE = 2
 UNAVAILABLE = 3
+INTERRUPTED = 130
 
 _WAY_OUT = (
     "Is it running? `perdure up` starts everything; "
@@ -28,6 +29,8 @@ class Failure(Exception):
 def reported() -> Iterator[None]:
     try:
         yield
+    except KeyboardInterrupt:  # while the modules of the command are imported; later, typer handles it
+        sys.exit(INTERRUPTED)
     except Exception as error:
         expected = _expected(error)
         if expected is None:
@@ -47,12 +50,19 @@ def _expected(error: Exception) -> tuple[str, int] | None:
         case SettingsError():
             return str(error), WRONG_USAGE
         case Unavailable():
-            has_way_out = isinstance(error, IncompatibleDatabase) or "perdure up" in error.message
+            has_way_out = (
+                isinstance(error, IncompatibleDatabase) or "perdure up" in error.message or _has_answered(error)
+            )
             return error.message if has_way_out else f"{error.message} {_WAY_OUT}", UNAVAILABLE
         case PerdureError():
             return error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED
         case _:
             return _expected_of_servers(error)
+
+
+def _has_answered(error: Exception) -> bool:
+    """Whether PostgreSQL answered with an error, such as a lock timeout."""
+    return getattr(getattr(error.__cause__, "orig", None), "pgcode", None) is not None
 
 
 def _expected_of_servers(error: Exception) -> tuple[str, int] | None:

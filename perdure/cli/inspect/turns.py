@@ -13,7 +13,15 @@ import typer
 
 from perdure.cli import connecting
 from perdure.cli.audited import audited
-from perdure.cli.display import MOST_LISTED, AsJson, write_fields, write_json, write_table, write_text
+from perdure.cli.display import (
+    MOST_LISTED,
+    AsJson,
+    prints_on_stderr,
+    write_fields,
+    write_json,
+    write_table,
+    write_text,
+)
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 if TYPE_CHECKING:
@@ -104,12 +112,11 @@ def show(turn_id: TurnId, *, as_json: AsJson = False) -> None:
 
 
 def _cost(settings: Settings, database: Database, turn_id: UUID) -> str | None:
-    from perdure.assembly import load_agents
     from perdure.errors import SettingsError
     from perdure.turns.costs import cost_of
 
     try:
-        found = cost_of(database, turn_id, settings, load_agents(settings))
+        found = cost_of(database, turn_id, settings, connecting.load_agents(settings))
     except SettingsError as error:
         sys.stderr.write(f"perdure: the cost is unknown, because the agents cannot be loaded: {error}\n")
         return None
@@ -134,12 +141,11 @@ def prompt(
 
     Texts come from the rows that a prompt was made of. A note marks what was erased, forgotten or changed since.
     """
-    from perdure.assembly import load_agents
     from perdure.turns.prompts import read_prompts
 
     wanted = connecting.parse_id(turn_id, "turn")
     with connecting.opened() as (settings, database):
-        found = read_prompts(database, settings, load_agents(settings), wanted, step=step)
+        found = read_prompts(database, settings, connecting.load_agents(settings), wanted, step=step)
     if as_json:
         write_json(found)
         return
@@ -186,14 +192,13 @@ def replay(
     the recorded results answer the calls. The agents are those of PERDURE_AGENTS. The exit status is 1 if a turn
     departs.
     """
-    from perdure.assembly import load_agents
     from perdure.errors import SettingsError
     from perdure.settings import Settings
     from perdure.testing.recorded import recorded
     from perdure.testing.scripted import ScriptExhausted
 
     settings = Settings.load()
-    agents = load_agents(settings)
+    agents = connecting.load_agents(settings)
     try:
         found = recorded(bundle)
     except (OSError, SettingsError) as error:
@@ -207,7 +212,8 @@ def replay(
                 f"PERDURE_AGENTS is {settings.agents}, which has no agent {name!r}: --agent names one", WRONG_USAGE
             )
         try:
-            made = turn.replay(own, model=model, settings=settings, agents=list(agents))
+            with prints_on_stderr():
+                made = turn.replay(own, model=model, settings=settings, agents=list(agents))
         except ScriptExhausted as error:
             raise Failure(
                 f"the turn departs: {error}".replace("pass replay(…, model=…)", "name one with --model")

@@ -35,7 +35,6 @@ def usage(
     The cost leaves out replies of models without a known price, which the column `unpriced` counts. Summaries and
     extraction belong to no turn, and are not counted.
     """
-    from perdure.assembly import load_agents
     from perdure.clock import SystemClock
     from perdure.turns.costs import usage as usage_of
 
@@ -45,7 +44,7 @@ def usage(
         message = f"--since {since!r} is longer than the calendar: give a shorter duration, such as 52w."
         raise Failure(message, WRONG_USAGE) from None
     with connecting.opened() as (settings, database):
-        found = usage_of(database, settings, load_agents(settings), since=begin, by=by)
+        found = usage_of(database, settings, connecting.load_agents(settings), since=begin, by=by)
     rows = [_row(by, *key, used) for key, used in found.items()]
     rows.sort(key=lambda row: row["day"] if by == "day" else (-row["_cost"], -(row["input_tokens"] or 0)))
     for row in rows:

@@ -71,6 +71,7 @@ def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     source = observed(
         settings, runtime.database, runtime.clock,
         breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
+        broker_reachable=waker.reachable,
     )  # fmt: skip
 
     def close() -> None:
@@ -130,10 +131,8 @@ def beat() -> None:
     from perdure.settings import Settings
 
     settings = Settings.load()
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    schedule = str(settings.data_dir / "beat-schedule")
     with collection.deferred():
-        made = _celery(settings, "beat").Beat(schedule=schedule, loglevel=logging.INFO, quiet=True)
+        made = _celery(settings, "beat").Beat(loglevel=logging.INFO, quiet=True)
     made.run()
 
 
@@ -173,7 +172,8 @@ def _celery(settings: Settings, command: str) -> Celery:
     from perdure.assembly import check
     from perdure.workers.flower import settings as flowering
 
-    check(settings, asks_models=command == "worker", asks_embedder=command == "worker")
+    is_worker = command == "worker"
+    check(settings, asks_models=is_worker, asks_embedder=is_worker, signs=is_worker)
     flowering.STARTED.set(command)
     from perdure.workers.celery import app  # resolves the servers' addresses, so the settings are checked first
 

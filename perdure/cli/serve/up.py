@@ -44,20 +44,18 @@ def up(
     settings.require_keys_for(host)
     Keys(settings, SystemClock())  # an unreadable key file fails here, before the gateway starts
     check(settings)
-    settings.signing_key()
-    settings.webhook_keys()
     logs.configure(form=settings.log.format)
     require_free(host, port, "--port")
     if not no_flower:
         flowering.check_environment()
         require_free(LOOPBACK, flower_port, "--flower-port")
+    pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
     data_dir = settings.data_dir.resolve()
     status = 0
     with interruptible("Stopped before everything was started."), ExitStack() as stack:
         environment, keepers = start_servers(settings, data_dir, stack)
         migrate(migration_address(settings, environment), schema=settings.database_schema)
         require_database(settings, environment["PERDURE_DATABASE_URL"])  # fails if the schema is newer and incompatible
-        pages = None if no_flower else Pages(flower_port, flowering.own_credentials(settings), flowering.config_file())
         programs = processes_of(settings, environment, host, port, None if no_flower else flower_port)
         redis_url = environment["PERDURE_REDIS_URL"]
         broker_url = settings.broker_url.get_secret_value() if settings.broker_url else redis_url
