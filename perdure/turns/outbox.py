@@ -20,7 +20,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
 from perdure.database.bodies import body
-from perdure.database.engine import Database, Executor
+from perdure.database.engine import Database, Executor, as_json
 from perdure.errors import NotFound
 from perdure.turns import outbox_queries as queries
 from perdure.turns.reading import question_of, read_turn
@@ -73,6 +73,10 @@ class NotAsked(DeliveryFailed):
         self.alone = alone
 
 
+class Overtaken(Exception):
+    """Another attempt sends the delivery, or the delivery is erased. This attempt ends without an outcome."""
+
+
 class Carrier(Protocol):
     """Sends to one kind of receiver."""
 
@@ -83,6 +87,7 @@ class Carrier(Protocol):
 
         Raises:
             DeliveryFailed: the receiver has not confirmed the delivery.
+            Overtaken: another attempt sends the delivery.
         """
         ...
 
@@ -137,7 +142,24 @@ def deliver(database: Database, carriers: Mapping[str, Carrier], delivery_id: UU
     if rows[0].attempts > MAX_ATTEMPTS:  # the last permitted attempt ended in a crash or an internal error
         return _postpone(database, delivery_id, rows[0].attempts, "every attempt was interrupted")
     kind = next(each for each in ("url", "channel", "task") if each in rows[0].target)
-    return replace(_attempt(database, carriers[kind], delivery_id, rows[0]), kind=kind)
+    try:
+        return replace(_attempt(database, carriers[kind], delivery_id, rows[0]), kind=kind)
+    except Overtaken:
+        return DeliveryNotDue()
+
+
+def note_sent(database: Database, delivery_id: UUID, before: Sequence[str], after: Sequence[str]) -> None:
+    """Record which messages of a delivery its receiver has accepted: now `after`, and `before` until now.
+
+    The row has them as `target["sent"]`. No other worker attempts the delivery for another `ATTEMPT_S` seconds.
+
+    Raises:
+        Overtaken: another attempt has sent a message since, or the delivery is over or erased.
+    """
+    sent = {"already_sent": as_json(list(before)), "now_sent": as_json(list(after))}
+    if not database.run(queries.NOTE_SENT, {"delivery_id": delivery_id, "attempt_s": ATTEMPT_S, **sent}):
+        log.info("delivery %s: another attempt sends it", delivery_id)
+        raise Overtaken
 
 
 def _attempt(database: Database, carrier: Carrier, delivery_id: UUID, row: Row[Any]) -> Delivered | DeliveryPostponed:
@@ -211,9 +233,10 @@ def due(database: Database, most: int, backoff_s: float) -> list[UUID]:
 
 
 def list_deliveries(executor: Executor, *, status: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest deliveries, optionally of one status; of `pending` ones those that are due next.
+    """The newest deliveries, optionally of one status.
 
-    A `failed` delivery is a dead letter: it is not retried.
+    Of `pending` ones, those that are due next come first. A `failed` delivery is a dead letter: it is not retried. Of
+    these, those that were abandoned last come first.
     """
     of_status = {"failed": queries.DELIVERIES_FAILED, "pending": queries.DELIVERIES_PENDING}
     rows = executor.run(of_status.get(status or "", queries.DELIVERIES), {"status": status, "limit": limit})

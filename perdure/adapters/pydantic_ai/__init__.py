@@ -2,6 +2,7 @@
 
 adapt.py        `adapt`: an agent of pydantic-ai as an agent of perdure, checked when the process starts
 effects.py      `effect`: what a tool declares in its metadata, and the id of the effect that runs
+inner_calls.py  the ids of calls by agents that a tool runs
 turn.py         the steps of a turn: runs the agent, and commits what it does in the turn's thread
 units.py        the durability capability: hands each model request and tool call to the turn
 ledger.py       the tool calls of one reply, on the rows of `tool_effects`

@@ -16,6 +16,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import UsageLimits
 
+from perdure.adapters.pydantic_ai import inner_calls
 from perdure.adapters.pydantic_ai.declared import tools_of
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.own_model import OwnModel
@@ -198,6 +199,7 @@ def adapt(
         usage_limits=usage_limits,
     )
     _check_durable(made)
+    inner_calls.install()
     return made
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from perdure.errors import SettingsError
 from perdure.models.protocol import ToolSchema
@@ -26,11 +27,28 @@ from perdure.tools.registry import (
 KEY = "perdure"
 """The member of a tool's metadata that `effect` makes."""
 
-running: ContextVar[UUID | None] = ContextVar("perdure_effect_id", default=None)
+
+class RunningCall:
+    """A tool call that runs. Agents that its tool runs make calls within it."""
+
+    def __init__(self, effect_id: UUID) -> None:
+        self.effect_id = effect_id
+        self._counts: dict[str, count[int]] = {}
+
+    def inner(self, asked: str) -> RunningCall:
+        """The next call within this one that asks for `asked`."""
+        number = next(self._counts.setdefault(asked, count()))
+        return RunningCall(uuid5(self.effect_id, f"{number} {asked}"))
+
+
+running: ContextVar[RunningCall | None] = ContextVar("perdure_running_call", default=None)
 
 
 def effect_id() -> UUID:
     """The id of the tool call that runs. A repeated call has the same id, so it serves as an idempotency key.
+
+    In a tool of an agent that a tool runs, the call has an id of its own: the same when the outer call is repeated and
+    the inner agent asks for the same calls again.
 
     Raises:
         LookupError: no tool call of an adapted agent runs.
@@ -48,7 +66,7 @@ def effect_id() -> UUID:
     found = running.get()
     if found is None:
         raise LookupError("effect_id() is called outside a tool of an agent that perdure runs")
-    return found
+    return found.effect_id
 
 
 def effect(kind: Effect | EffectName, *, probe: Probe | None = None, approver: Approver = USER) -> dict[str, Any]:

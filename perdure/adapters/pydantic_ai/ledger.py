@@ -129,6 +129,8 @@ class Calls:
         """The results that tools returned. A processor of the history may drop those that the model was to receive."""
         self._shown: dict[int, dict[str, Any]] = {}
         """The results that tools returned, as they are recorded: with references to their files."""
+        self._unrecorded: dict[int, tuple[str, str, Any]] = {}
+        """The results of calls that have ended, and whose rows do not have them."""
         self._lost: dict[int, str] = {}
         """The results of calls of tools that this worker lacks."""
         self._until = 0.0
@@ -159,6 +161,7 @@ class Calls:
     def results(self, texts: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[Result]]:
         """The text of each call, and the results for the rows. `texts` has what pydantic-ai tells the model."""
         shown, results = [], []
+        self._unrecorded.clear()
         for name, position in self._positions.items():
             status, text = texts.get(name, ("failed", self._texts.get(position, _NOT_RUN)))
             text = self._lost.get(position, "\n".join(filter(None, [text, *descriptions(self._shown.get(position))])))
@@ -217,6 +220,10 @@ class Calls:
             self._statuses[position] = row.status
             return Recorded(self._recorded(row))
         return self._decided(position, Effect(row.effect))
+
+    def has(self, name: str) -> bool:
+        """Whether pydantic-ai knows a call of the reply as `name`."""
+        return name in self._positions
 
     def reporter(self, position: int) -> Report | None:
         """Takes the reports of a call's progress, until its result is known."""
@@ -316,6 +323,8 @@ class Calls:
     def finish(self, position: int, payload: dict[str, Any]) -> None:
         """Record the result of a call, if other calls of the reply may outlast it, or that it waits for a client.
 
+        The result of an only call is committed with the round, or by `keep`.
+
         Raises:
             LeaseLost: the call is deferred, and another worker has the session.
         """
@@ -329,7 +338,14 @@ class Calls:
         self._statuses[position] = status = "done" if kind in _DONE else "failed"
         payload = self._shown.get(position, payload)
         self._texts[position] = text = _text(payload)
+        self._unrecorded[position] = status, text, payload
         if len(self._positions) > 1:
+            self.keep()
+
+    def keep(self) -> None:
+        """Record the results that are known, because the run ends before their round is committed."""
+        while self._unrecorded:
+            position, (status, text, payload) = self._unrecorded.popitem()
             self._record(position, status, text, payload)
 
     def failed(self, position: int, error: BaseException) -> None:
@@ -388,9 +404,23 @@ class Calls:
 
     def close_unbegun(self) -> None:
         """Record that calls did not run whose intents were committed, because the run ended before they began."""
-        for position in self._fresh:
+        self._close(self._fresh)
+
+    def has_dropped(self, kept: Sequence[ToolCallPart]) -> bool:
+        """Whether a hook has left a call whose intent this process has committed out of those that run: `kept`."""
+        return bool(self._dropped(kept))
+
+    def drop(self, kept: Sequence[ToolCallPart]) -> None:
+        """Record that the calls do not run that a hook has left out, so that they do not run after a crash either."""
+        self._close(self._dropped(kept))
+
+    def _dropped(self, kept: Sequence[ToolCallPart]) -> set[int]:
+        return self._fresh - {self._positions.get(part.tool_call_id, -1) for part in kept}
+
+    def _close(self, positions: set[int]) -> None:
+        for position in positions:
             self._record(position, "failed", "this call was not run.", None)
-        self._fresh = set()
+        self._fresh = self._fresh - positions
 
     def _is_deferred(self, part: ToolCallPart) -> bool:
         """Whether the call waits for a client from now on: a hook or a wrapper may defer a call that has an intent."""

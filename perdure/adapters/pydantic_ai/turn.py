@@ -6,6 +6,7 @@ the thread of the turn:
     before a model request    commit the results of the previous round, or the reply that the agent rejected; stop here
                               if the turn must stop
     after a model request     commit the reply with the intents of its calls; a reply without calls waits for the end
+    after the agent's hooks   take what they made of a reply without calls; record which calls they dropped of another
     before and after a call   see `ledger`
     at the end                the output is the reply of the turn, settled like any other
 
@@ -21,10 +22,10 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import anyio.to_thread
@@ -50,7 +51,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDef
 from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.pydantic_ai import errors, messages
-from perdure.adapters.pydantic_ai.effects import AdaptedTool, running
+from perdure.adapters.pydantic_ai.effects import AdaptedTool, RunningCall, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.files import ResultFiles
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
@@ -136,6 +137,19 @@ class _Rejected(Exception):  # raised by the run
         self.error = error
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """The last reply of the model: a response as JSON values, the request's tools, and the model's identifier."""
+
+    payload: dict[str, Any]
+    parameters: ModelRequestParameters
+    model_id: str | None
+
+    @property
+    def response(self) -> ModelResponse:
+        return cast("ModelResponse", JSON_CODEC.load(ModelResponse, self.payload))
+
+
 class AdaptedTurn(Turn):
     """A turn of an adapted agent. A step is a run of the agent: its jobs commit, and its result ends the turn."""
 
@@ -157,7 +171,8 @@ class AdaptedTurn(Turn):
         self._thread = TurnThread()
         self._body: Running[Any] | None = None
         self._pending: Entry | None = None
-        """A reply without calls. It is the turn's reply, unless the agent rejects it."""
+        """A reply without calls. It is the turn's reply, unless the agent rejects or changes it."""
+        self._answer: _Answer | None = None
         self._calls: Calls | None = None
         self._tool_error: Exception | None = None
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
@@ -182,6 +197,7 @@ class AdaptedTurn(Turn):
             PerdureError: the model failed.
         """
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
+        self._answer = None
         try:
             given = self._given()
             self._resume()
@@ -207,6 +223,8 @@ class AdaptedTurn(Turn):
             PerdureError: the model failed.
             Exception: `error`, if the agent's own code raised it.
         """
+        if self._calls is not None:
+            self._calls.keep()
         if isinstance(error, _Cheaper):
             self._ask_cheaper()
         if isinstance(error, _Steered | _Cheaper):
@@ -352,8 +370,8 @@ class AdaptedTurn(Turn):
     ) -> Any:
         """Run one tool call, or return its recorded result; see `units.Run`."""
         name, calls = context.tool_call_id, self._calls
-        if name is None or calls is None:
-            raise UserError("perdure runs a tool only for a call of a model's reply")
+        if name is None or calls is None or not calls.has(name):
+            raise UserError("perdure runs a tool only for a call of a model's reply, not for one that a hook has added")
         approved = bool(context.tool_call_approved)
         found = await self._thread.do(lambda: calls.begin(name, arguments, definition, approved=approved))
         while isinstance(found, Begin):
@@ -364,7 +382,7 @@ class AdaptedTurn(Turn):
     async def _attempt(self, calls: Calls, work: Body, begun: Begin) -> Begin | Recorded:
         """Run the tool once, for at most the time that is left for the call."""
         position = begun.position
-        running.set(begun.effect_id)
+        running.set(RunningCall(begun.effect_id))
         progress.reporter.set(calls.reporter(position))
         task = asyncio.ensure_future(_contained(work))
         running.set(None)
@@ -409,6 +427,14 @@ class AdaptedTurn(Turn):
             payload = await body()
         return await anyio.to_thread.run_sync(calls.check_result, position, payload)
 
+    async def accept(self, response: ModelResponse) -> None:
+        """Take the reply with which the run goes on; see `units.Run`."""
+        answer, calls = self._answer, self._calls
+        if self._pending is not None and answer is not None and answer.response.parts != response.parts:
+            await self._thread.do(lambda: self._accept(answer, response))
+        elif calls is not None and calls.has_dropped(response.tool_calls):
+            await self._thread.do(lambda: calls.drop(response.tool_calls))
+
     async def decide(
         self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]
     ) -> DeferredToolResults:
@@ -451,9 +477,17 @@ class AdaptedTurn(Turn):
             self._model_error = raised, error
             return raised
         self._note(messages, settings, parameters)
-        self._commit_reply(payload, parameters, _model_id(context))
+        self._answer = answer = _Answer(payload, parameters, _model_id(context))
+        self._commit_reply(answer)
         self._tenure.step_within(self._timeout_s)
         return payload
+
+    def _accept(self, answer: _Answer, response: ModelResponse) -> None:
+        """Put what the agent's hooks made of the reply that waits in its place. What was streamed is withdrawn."""
+        parts = CODEC.dump(ModelResponse, response)["parts"]
+        self._pending = None
+        self._text.rewind()
+        self._commit_reply(replace(answer, payload={**answer.payload, "parts": parts}))
 
     def _reserve(
         self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
@@ -625,9 +659,9 @@ class AdaptedTurn(Turn):
         record = {**payload, "model_id": response.model_id or model_id}  # as pydantic-ai sets it after the request
         return response, *messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
 
-    def _commit_reply(self, payload: Any, parameters: ModelRequestParameters, model_id: str | None) -> None:
+    def _commit_reply(self, answer: _Answer) -> None:
         """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
-        response, made, bare = self._read_reply(payload, model_id)
+        response, made, bare = self._read_reply(answer.payload, answer.model_id)
         reply = replace(bare, prompt=self._record)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
@@ -642,7 +676,7 @@ class AdaptedTurn(Turn):
             return
         if self._tenure.shutting_down:
             raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
-        definitions = {each.name: each for each in parameters.function_tools}
+        definitions = {each.name: each for each in answer.parameters.function_tools}
         planned = {
             position: self._plan(position, reply, definitions[call.name])
             for position, call in enumerate(reply.tool_calls)

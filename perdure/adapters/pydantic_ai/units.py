@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Protocol, Self, cast
 
 from pydantic import ValidationError
-from pydantic_ai import AbstractToolset, RunContext, ToolsetTool, UserPromptNode, WrapperToolset
+from pydantic_ai import AbstractToolset, CallToolsNode, RunContext, ToolsetTool, UserPromptNode, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec import (
@@ -114,6 +114,10 @@ class Run(Protocol):
 
         `body` runs the tool with `arguments`, which may be changed before. `checked` checks other arguments.
         """
+        ...
+
+    async def accept(self, response: ModelResponse) -> None:
+        """Take the reply with which the run goes on. Hooks of the agent may have changed what the model gave."""
         ...
 
     async def decide(
@@ -257,9 +261,12 @@ class Durability(BaseDurabilityCapability[Any]):
 
 
 async def continued(ctx: RunContext[Any], *, node: Any) -> Any:
-    """Give a run that continues a turn the turn's prompt as its `ctx.prompt`; a hook before each node of the run."""
+    """A hook before each node of the run: the reply of the model is final, or the turn's prompt is `ctx.prompt`."""
     del ctx
     run = current.get()
+    if run is not None and isinstance(node, CallToolsNode):
+        await run.accept(node.model_response)
+    # A run that continues a turn adds no prompt.
     if run is None or not isinstance(node, UserPromptNode) or node.user_prompt is not None:
         return node
     given = {each.name: getattr(node, each.name) for each in fields(node) if each.init}

@@ -1,9 +1,10 @@
 """Sends replies, approval requests and questions from the outbox to chats.
 
 A long reply is sent in parts. Each part has an idempotency key, which is the same in every attempt: the number of a
-part of a reply, and the call's id of a request, because the calls that wait may change between two attempts. If an
-attempt fails, this process remembers the sent parts, and the next attempt omits them. A service without idempotency
-keys may still show a part twice, for example if the process restarts between two attempts.
+part of a reply, and the call's id of a request, because the calls that wait may change between two attempts. When the
+service has accepted a part and others follow, the delivery's row records it, and every later attempt, by any worker,
+omits it. A service without idempotency keys may still show a part twice: the one that it accepted just before the
+worker died.
 
 Each channel has a circuit breaker, `channel:NAME`.
 """
@@ -12,12 +13,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2s
 from http import HTTPStatus
-from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -36,9 +36,12 @@ TIMEOUT_S = 30.0
 
 log = logging.getLogger(__name__)
 
-_MOST_REMEMBERED = 10_000
 _NOT_SHOWN = "The answer could not be shown in this chat. Ask again, or for a shorter answer."
 _FRAME_CHARS = 20
+
+
+Note = Callable[[UUID, Sequence[str], Sequence[str]], None]
+"""Records the accepted messages of a delivery; see `perdure.turns.outbox.note_sent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +52,39 @@ class _Part:
     text: str
     buttons: tuple[Button, ...] = ()
 
+    @property
+    def mark(self) -> str:
+        """What the row records of the message. Another release may split a reply differently: its parts are others."""
+        return f"{self.key} {blake2s(self.text.encode(errors='replace'), digest_size=4).hexdigest()}"
+
 
 class ChatCarrier:
-    """A `perdure.turns.outbox.Carrier` for targets `{"channel": ..., "place": ...}`. Thread-safe."""
+    """A `perdure.turns.outbox.Carrier` for targets `{"channel": ..., "place": ..., "sent": [...]}`. Thread-safe."""
 
     def __init__(
-        self, channels: Mapping[str, Channel], buttons: Buttons, breakers: BreakerRegistry | None = None
+        self,
+        channels: Mapping[str, Channel],
+        buttons: Buttons,
+        breakers: BreakerRegistry | None = None,
+        note: Note | None = None,
     ) -> None:
         self._channels = channels
         self._buttons = buttons
         self._breakers = breakers
-        self._sent: OrderedDict[str, frozenset[str]] = OrderedDict()
-        """The keys of the sent parts, by delivery."""
-        self._lock = Lock()
+        self._note = note
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Send the turn's reply or its approval requests.
 
         If `target["approval"]` is true, sends one request for each tool call that waits for approval. If
         `target["question"]` is true, sends the question for which the turn waits. Otherwise, sends the reply, or
-        nothing if the turn has no reply.
+        nothing if the turn has no reply. Omits the messages in `target["sent"]`, and adds to it those that it sends.
 
         Raises:
             DeliveryFailed: the service has not confirmed a message.
             Undeliverable: the channel is not configured, or the service refuses the chat permanently.
             NotAsked: the channel's breaker is open, or the service asks for a pause.
+            Overtaken: another attempt sends the delivery.
         """
         channel = self._channels.get(target["channel"])
         if channel is None:
@@ -83,14 +94,15 @@ class ChatCarrier:
             parts = _parts(channel, [question_of(turn) or ""])
         else:
             parts = self._requests(channel, target, turn) if target.get("approval") else _replies(channel, turn)
-        if self._breakers is None:
-            self._send(channel, place, parts, message_id)
-            return
-        breaker = self._breakers.get(f"channel:{channel.name}")
-        try:
-            breaker.execute(lambda: self._send(channel, place, parts, message_id), TIMEOUT_S)
-        except CircuitBreakerOpen as error:
-            raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
+        sent = [str(each) for each in target.get("sent") or ()]
+        unsent = [part for part in parts if part.mark not in sent]
+        for part in unsent:
+            # Only the first part answers an interaction.
+            self._post(channel, replace(place, token=None) if sent else place, part, f"{message_id}:{part.key}")
+            before, sent = sent, [*sent, part.mark]
+            target["sent"] = sent
+            if self._note is not None and part is not unsent[-1]:  # after the last one, the delivery is over
+                self._note(UUID(message_id), before, sent)
 
     def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
         """One message for each tool call that waits for approval.
@@ -113,26 +125,22 @@ class ChatCarrier:
             for call in turn["pending_approvals"]
         ]
 
-    def _send(self, channel: Channel, place: Place, parts: list[_Part], message_id: str) -> None:
-        sent = self._sent.get(message_id, frozenset())
-        for part in parts:
-            if part.key in sent:
-                continue
-            # Only the first part answers an interaction.
-            where = replace(place, token=None) if sent else place
+    def _post(self, channel: Channel, place: Place, part: _Part, key: str) -> None:
+        """Send a part through the channel's breaker."""
+
+        def post() -> None:
             try:
-                _post(channel, where, part, f"{message_id}:{part.key}")
+                _post(channel, place, part, key)
             except NotAsked as pause:  # a service may ask for a pause in one chat only
                 raise NotAsked(str(pause), pause.retry_s, alone=True) from pause
-            sent |= {part.key}
-            self._remember(message_id, sent)
 
-    def _remember(self, message_id: str, sent: frozenset[str]) -> None:
-        with self._lock:
-            self._sent[message_id] = sent
-            self._sent.move_to_end(message_id)
-            if len(self._sent) > _MOST_REMEMBERED:
-                self._sent.popitem(last=False)
+        if self._breakers is None:
+            post()
+            return
+        try:
+            self._breakers.get(f"channel:{channel.name}").execute(post, TIMEOUT_S)
+        except CircuitBreakerOpen as error:
+            raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
 
 
 def _post(channel: Channel, place: Place, part: _Part, key: str) -> None:

@@ -1,0 +1,189 @@
+"""Hooks of the agent's capabilities that change a model's reply: what is stored and shown is what they made of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import ModelRetry, RunContext
+from pydantic_ai.capabilities import AbstractCapability, Hooks
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from perdure import effect
+from perdure.turns.lease.claim import Ran
+from tests.adapters.pydantic_ai.test_agents import Scripting, _call, _stream, _use
+from tests.turns.harness import Harness
+from tests.turns.test_cost import counted
+
+
+class Guard(AbstractCapability[Any]):
+    """Changes each reply."""
+
+    def __init__(self, change: Callable[[ModelResponse], ModelResponse]) -> None:
+        self.change = change
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Return the changed reply."""
+        return self.change(response)
+
+
+def _redacted(response: ModelResponse) -> ModelResponse:
+    parts = [TextPart("[redacted]") if isinstance(each, TextPart) else each for each in response.parts]
+    return replace(response, parts=parts)
+
+
+def _rejecting(response: ModelResponse) -> ModelResponse:
+    if "secret" in (response.text or ""):
+        raise ModelRetry("without the secret")
+    return response
+
+
+def _stored(harness: Harness) -> str:
+    """All that is stored of the turns."""
+    return str(harness.sql("SELECT m::text, t::text, s::text FROM messages AS m, turns AS t, sessions AS s"))
+
+
+@pytest.mark.parametrize("kind", ["capability", "hooks"])
+def test_a_reply_that_a_hook_redacts_is_stored_redacted(harness: Harness, kind: str) -> None:
+    """Nothing keeps what the model wrote; the next turn's model does not see it either."""
+
+    async def redact(
+        ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        del ctx, request_context
+        return _redacted(response)
+
+    guard: Any = Guard(_redacted) if kind == "capability" else Hooks(after_model_request=redact)
+    model = Scripting("the secret is 42", "the secret is 43")
+    _use(harness, PydanticAgent(name="assistant", capabilities=[guard]), model.model)
+    turn = harness.ask()
+    assert turn["reply"]["text"] == "[redacted]"
+    session_id = UUID(turn["session_id"])
+    assert harness.lines(session_id) == [("user", "hello"), ("assistant", "[redacted]")]
+    assert "secret" not in _stored(harness)
+    assert turn["steps"] == 1
+    harness.ask()
+    assert "secret" not in str(model.seen[-1])
+
+
+def test_what_was_streamed_is_withdrawn(harness: Harness) -> None:
+    """The hook sees the text when the person has seen it; nothing of it stays."""
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        del messages, info
+        for word in ("the ", "secret"):
+            yield word
+
+    seen = _stream(harness)
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(_redacted)])
+    _use(harness, bare, FunctionModel(stream_function=stream))
+    assert harness.ask()["reply"]["text"] == "[redacted]"
+    assert "secret" not in "".join(seen)
+    assert "secret" not in _stored(harness)
+
+
+def test_a_hook_may_turn_a_text_into_a_call(harness: Harness) -> None:
+    """The call has its intent before it runs, like a call of the model."""
+    statuses: list[str] = []
+
+    def to_call(response: ModelResponse) -> ModelResponse:
+        if response.text == "look it up":
+            return replace(response, parts=[ToolCallPart("look", {}, tool_call_id="c9")])
+        return response
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(to_call)])
+
+    @bare.tool_plain
+    def look() -> str:
+        """Look."""
+        statuses.extend(row.status for row in harness.sql("SELECT status FROM tool_effects"))
+        return "found"
+
+    _use(harness, bare, Scripting("look it up", "it is 7").model)
+    turn = harness.ask()
+    assert (turn["reply"]["text"], statuses) == ("it is 7", ["intended"])
+
+
+def test_a_call_that_a_hook_adds_to_others_fails_the_turn(harness: Harness) -> None:
+    """The reply is committed, so the added call cannot have an intent: no attempt could go better."""
+
+    def adding(response: ModelResponse) -> ModelResponse:
+        return replace(response, parts=[*response.parts, ToolCallPart("look", {}, tool_call_id="c9")])
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(adding)])
+    bare.tool_plain(name="look")(_look)
+    _use(harness, bare, Scripting([_call("look")]).model)
+    turn = harness.ask()
+    assert (turn["status"], turn["attempts"]) == ("failed", 1)
+    assert "not set up" in turn["error"]["message"]
+
+
+def test_a_reply_that_a_hook_sends_back(harness: Harness) -> None:
+    """The model sees what it wrote, as in a plain run, and its second reply is that of the turn."""
+    model = Scripting("the secret is 42", "I may not say")
+    _use(harness, PydanticAgent(name="assistant", capabilities=[Guard(_rejecting)]), model.model)
+    turn = harness.ask()
+    assert turn["reply"]["text"] == "I may not say"
+    assert "without the secret" in str(model.seen[-1])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_call_that_a_hook_dropped_does_not_run_after_a_crash(harness: Harness, moment: Any) -> None:
+    """The row of the call says so, before another call of the reply begins."""
+    ran: list[str] = []
+
+    def without_payment(response: ModelResponse) -> ModelResponse:
+        parts = [each for each in response.parts if not (isinstance(each, ToolCallPart) and each.tool_name == "pay")]
+        return replace(response, parts=parts)
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(without_payment)])
+
+    @bare.tool_plain(metadata=effect("idempotent"))
+    def look() -> str:
+        """Look."""
+        ran.append("look")
+        return "found"
+
+    @bare.tool_plain(metadata=effect("idempotent"))
+    def pay() -> str:
+        """Pay."""
+        ran.append("pay")
+        return "paid"
+
+    _use(harness, bare, Scripting([_call("look", "c1"), _call("pay", "c2")], *["done"] * 2).model)
+    sent = harness.send()
+    with harness.crashing(moment, "turns.step", 2):
+        harness.run(sent.session_id)
+    harness.move(31)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "done"
+    assert "pay" not in ran
+    rows = harness.sql("SELECT tool, status FROM tool_effects ORDER BY position")
+    assert [(row.tool, row.status) for row in rows] == [("look", "done"), ("pay", "failed")]
+
+
+def test_hooks_that_change_nothing_cost_nothing(harness: Harness) -> None:
+    """A turn of an agent with a guard has the commits of one without, each in a session that has begun."""
+    counts: list[list[str]] = []
+    guards: list[list[Any]] = [[], [], [Guard(lambda response: response)]]
+    for capabilities in guards:
+        bare = PydanticAgent[Any, Any](name="assistant", capabilities=capabilities)
+        bare.tool_plain(name="look", metadata=effect("pure"))(_look)
+        _use(harness, bare, Scripting([_call("look")], "done").model)
+        with counted(harness.database) as (_, commits):
+            assert harness.ask()["status"] == "done"
+        counts.append(commits)
+    assert counts[1] == counts[2]
+
+
+def _look() -> str:
+    """Look."""
+    return "found"
