@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from datetime import time
 from decimal import Decimal
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, quote, unquote_plus, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -165,14 +166,13 @@ def _check_api_url(variable: str, url: str | None, example: str) -> str | None:
 
 
 def _checked(url: SecretStr) -> SecretStr:
-    """The URL of Redis or of a broker, with its TLS options normalised. Messages do not show the URL.
+    """The URL of Redis or of a broker, in the one spelling that all libraries accept. Messages do not show the URL.
 
     Raises:
         ValueError: the address of a server, its port, its database or an option cannot be used.
     """
-    given = url.get_secret_value()
-    servers = given.split(";")  # as kombu does; a password may contain semicolons, too
-    for number, server in enumerate(servers if all("://" in each for each in servers) else [given], start=1):
+    servers = tls.split(url.get_secret_value())
+    for number, server in enumerate(servers, start=1):
         try:
             parts = urlsplit(server)
             is_usable = parts.port != 0 and server.isprintable()
@@ -185,12 +185,78 @@ def _checked(url: SecretStr) -> SecretStr:
                 f"the address of server {number} is malformed; accepted: a host and a port from 1 to {_LAST_PORT}, "
                 f"such as {example}, with special characters of a password as %40"
             )
-        database = parse_qs(parts.query).get("db", [parts.path.strip("/")])[0]
-        if parts.scheme in {"redis", "rediss"} and database and not (database.isascii() and database.isdigit()):
+        query, path = parse_qs(parts.query), "" if parts.scheme == "redis+socket" else parts.path.strip("/")
+        database = (query.get("db") or query.get("virtual_host") or [path])[0]
+        if parts.scheme.startswith("redis") and database and not (database.isascii() and database.isdigit()):
             raise ValueError(
                 f"the database of server {number} is {database!r}; accepted: a number, such as redis://localhost:6379/0"
             )
-    return SecretStr(tls.normalised(given))
+    return SecretStr(tls.normalised(";".join(map(_without_options, servers))))
+
+
+def _check_libpq(query: Mapping[str, Any]) -> None:
+    """Check the names in the query of a PostgreSQL URL.
+
+    Raises:
+        ValueError: the driver would refuse each connection, because it does not know an option.
+    """
+    if not query:
+        return
+    from psycopg2 import ProgrammingError, extensions  # noqa: PLC0415 (its import takes 70 ms)
+
+    for name in query:
+        try:
+            extensions.make_dsn(**{name: ""})
+        except ProgrammingError:
+            shown = name if _OPTION.fullmatch(name) else "an option (its name is not shown)"
+            raise ValueError(
+                f"{shown} is not accepted in the query; accepted: the options of libpq, such as sslmode and host"
+            ) from None
+
+
+_MOVED = {"db", "virtual_host", "username", "password"}
+"""The options of a Redis URL that belong into its other parts. redis-py reads them; kombu and Celery fail."""
+
+_OPTION = compiled(r"[a-z_]{1,64}")
+
+
+def _without_options(server: str) -> str:
+    """The URL of a server of Redis or of a broker, with the options of its query in the parts where they belong.
+
+    >>> _without_options("redis://here?db=5&password=a%40b")
+    'redis://:a%40b@here/5'
+
+    Raises:
+        ValueError: an option is unknown: a program would begin and end with it, or ignore it.
+    """
+    parts = urlsplit(server)
+    is_redis = parts.scheme.startswith("redis")
+    known = _MOVED if is_redis else {"login_method"}
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(query.keys() - known - {name for name in query if name.startswith("ssl_")}):
+        shown = ", ".join(unknown) if all(map(_OPTION.fullmatch, unknown)) else "an option (its name is not shown)"
+        raise ValueError(
+            f"{shown} is not accepted in the query; accepted: the options of TLS, whose names begin with ssl_, and "
+            f"{'db, username, password' if is_redis else 'login_method'}"
+        )
+    moved = {name: value for name, value in query.items() if is_redis and name in _MOVED}
+    return _with_parts(parts, moved) if moved else server
+
+
+def _with_parts(parts: SplitResult, moved: Mapping[str, str]) -> str:
+    """A Redis URL with the `moved` options in the parts where they belong. A user in the address has precedence."""
+    given, at, host = parts.netloc.rpartition("@")
+    user, _, password = given.partition(":")
+    user = user or quote(moved.get("username", ""), safe="")
+    password = password or quote(moved.get("password", ""), safe="")
+    address = f"{user}:{password}@{host}" if user or password else f"{given}{at}{host}"
+    query = [each for each in parts.query.split("&") if unquote_plus(each.partition("=")[0]) not in moved]
+    database, path = moved.get("db", moved.get("virtual_host")), parts.path
+    if database is not None and parts.scheme == "redis+socket":  # whose path is that of the socket
+        query.append(f"virtual_host={quote(database, safe='')}")
+    elif database is not None:
+        path = f"/{database}"
+    return f"{parts.scheme}://{address}{path}" + (f"?{'&'.join(query)}" if query else "")
 
 
 class _Group(BaseModel):
@@ -806,6 +872,7 @@ class Settings(BaseSettings):
             raise ValueError(_PORT)
         if url.drivername not in {"postgresql", "postgresql+psycopg2"}:
             raise ValueError("it must be a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
+        _check_libpq(url.query)
         tls.check_postgresql(url.query)
         return value
 
@@ -903,11 +970,16 @@ class Settings(BaseSettings):
 
         If the first is not set, the key in the file `secret.key` in `PERDURE_DATA_DIR`. Creates the file with a random
         key if it does not exist.
+
+        Raises:
+            SettingsError: the file cannot be created or read.
         """
         if self.secret_key is not None:
             first = self.secret_key.get_secret_value()
         else:
-            first = made_once(self.data_dir / "secret.key", lambda: secrets.token_hex(32))
+            first = made_once(
+                self.data_dir / "secret.key", lambda: secrets.token_hex(32), f"{environment.PREFIX}SECRET_KEY"
+            )
         before = () if self.secret_key_before is None else (self.secret_key_before.get_secret_value(),)
         return tuple(key.encode() for key in (first, *before))
 
@@ -915,13 +987,13 @@ class Settings(BaseSettings):
         """The keys that sign callbacks: those in `PERDURE_WEBHOOK_SECRET`, or one generated in `PERDURE_DATA_DIR`.
 
         Raises:
-            SettingsError: the file in `PERDURE_DATA_DIR` is malformed.
+            SettingsError: the file in `PERDURE_DATA_DIR` cannot be created or read, or is malformed.
         """
         if self.webhook_secret is not None:
             return parse_secrets(self.webhook_secret.get_secret_value())
         path = self.data_dir / "webhook.secret"
         try:
-            return parse_secrets(made_once(path, make_secret))
+            return parse_secrets(made_once(path, make_secret, f"{environment.PREFIX}WEBHOOK_SECRET"))
         except ValueError as error:
             raise SettingsError(f"{path} cannot be used: {error}") from None
 

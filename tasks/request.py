@@ -3,6 +3,9 @@
 Publishers other than perdure send `argsrepr` and `kwargsrepr` in full, and `celery inspect` reports the arguments
 themselves. So the worker masks the arguments of every message in events, log lines and replies to `celery inspect`.
 
+A body is decoded once, as the consumer accepts it: JSON, whatever the application accepts. Celery would decode it again
+in the pool, with the application's `accept_content`.
+
 Celery reads the tasks that a message links to (`callbacks`, `errbacks`, `chain`, `chord`) only when the task has run.
 An error there escapes Celery's handling, and the message would be neither acknowledged nor refused.
 """
@@ -21,13 +24,15 @@ from perdure.tasks.arguments import described
 class Request(CelerysRequest):  # type: ignore[misc]  # celery carries no types
     """Celery's request with masked arguments. `PerdureTask.Request` names this class."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, message: Any, **options: Any) -> None:
         """Read the message.
 
         Raises:
             InvalidTaskError: a linked task is malformed.
         """
-        super().__init__(*args, **options)
+        if not options.get("decoded"):
+            options |= {"body": message.payload, "decoded": True}
+        super().__init__(message, **options)
         _, _, embedded = self._payload
         for source in (self._request_dict, embedded if isinstance(embedded, Mapping) else {}):
             _check_links(source)

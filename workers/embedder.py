@@ -59,4 +59,5 @@ class Embedding:
             if self._stopping.is_set():
                 return False
             self._call = call
-        return embed_missing(self._runtime.database, self._runtime.embedder, call=call).more
+        days = self._runtime.settings.retention.vectors_days
+        return embed_missing(self._runtime.database, self._runtime.embedder, call=call, vectors_days=days).more

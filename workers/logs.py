@@ -30,8 +30,12 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(task)s %(message)s"
 
 
 # At INFO, Celery logs each task twice, and its beat each task once, although perdure itself logs each turn's outcome.
+# HTTP clients and the SDKs over them log each request with its URL, which may contain a token.
 _WARNINGS_ONLY = (
-    "alembic", "celery.app.trace", "celery.beat", "celery.worker.strategy", "httpcore2", "httpx2", "kombu", "openai"
+    "alembic", "celery.app.trace", "celery.beat", "celery.worker.strategy", "kombu",
+    "aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3", "websocket", "websockets",
+    "anthropic", "boto3", "botocore", "google_genai", "groq", "huggingface_hub", "mcp", "mistralai", "openai",
+    "slack_sdk", "telegram", "xai_sdk",
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.observe.disks import disk_states
@@ -21,8 +23,17 @@ def observed(
     breakers: Switchboard | None,
     redis_url: str | None,
     broker_url: str | None,
+    broker_reachable: Callable[[], bool] | None,
 ) -> Source:
-    """The source of the readings. The caller closes it."""
+    """The source of the readings. The caller closes it. `broker_reachable` is `None` if the broker is not known."""
     entries = list(active_entries(TASKS, settings).values())
     servers = redis_servers(redis_url, broker_url, settings.redis_prefix)
-    return Source(database, clock, entries, servers, breakers, disks=lambda size: list(disk_states(settings, size)))
+    return Source(
+        database,
+        clock,
+        entries,
+        servers,
+        breakers,
+        broker_reachable=broker_reachable,
+        disks=lambda size: list(disk_states(settings, size)),
+    )

@@ -46,7 +46,11 @@ _SAID = """
 
 def upgrade() -> None:
     """Apply the migration."""
-    op.add_column("sessions", sa.Column("depth", sa.SmallInteger, nullable=False, server_default="0", comment=_DEPTH))
+    op.add_column(
+        "sessions",
+        sa.Column("depth", sa.SmallInteger, nullable=False, server_default="0", comment=_DEPTH),
+        if_not_exists=True,
+    )
     op.alter_column("sessions", "scope", comment=f"{_SCOPE}, or '>' and a call's id", existing_comment=_SCOPE)
     op.execute(_SAID.replace("{condition}", " AND s.depth = 0"))
     _accept("task", "timer", "client", "agent")

@@ -27,6 +27,7 @@ def upgrade() -> None:
             server_default=sa.text("false"),
             comment="until it begins: its message may join the turn that runs",
         ),
+        if_not_exists=True,
     )
     _accept("task", "timer", "client", "agent", "user")
 

@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Revert the migration."""
-    op.drop_table("processes")
+    op.drop_table("processes", if_exists=True)
     with op.get_context().autocommit_block():
         op.execute("SET lock_timeout = 0")
         op.drop_index("deliveries_failed_idx", "deliveries", postgresql_concurrently=True, if_exists=True)

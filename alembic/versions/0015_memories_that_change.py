@@ -23,8 +23,16 @@ _HOLDS = "when the user said it, or since when it holds"
 def upgrade() -> None:
     """Apply the migration."""
     op.alter_column("memories", "valid_from", comment=_HOLDS, existing_comment=_SAID)
-    op.add_column("memories", sa.Column("subject", sa.Text, comment="whom it is about: user, a relative, a name"))
-    op.add_column("memories", sa.Column("attribute", sa.Text, comment="what of the subject, such as home or allergy"))
+    op.add_column(
+        "memories",
+        sa.Column("subject", sa.Text, comment="whom it is about: user, a relative, a name"),
+        if_not_exists=True,
+    )
+    op.add_column(
+        "memories",
+        sa.Column("attribute", sa.Text, comment="what of the subject, such as home or allergy"),
+        if_not_exists=True,
+    )
     op.add_column(
         "conversations",
         sa.Column(
@@ -34,6 +42,7 @@ def upgrade() -> None:
             server_default=sa.text("true"),
             comment="false: nothing is remembered",
         ),
+        if_not_exists=True,
     )
     op.add_column(
         "sessions",
@@ -44,6 +53,7 @@ def upgrade() -> None:
             server_default=sa.text("true"),
             comment="false: nothing of new turns is remembered",
         ),
+        if_not_exists=True,
     )
     op.create_table(
         "forgotten_messages",
@@ -56,6 +66,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("session_id", "seq"),
         comment="The messages of forgotten memories, from which no memory is extracted again.",
+        if_not_exists=True,
     )  # fmt: skip
     _accept("consolidation", "tool", "user")
 

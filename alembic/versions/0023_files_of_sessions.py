@@ -18,7 +18,7 @@ readable_from = "0001"
 
 def upgrade() -> None:
     """Apply the migration. Files of earlier messages stay until their user is erased."""
-    op.add_column("files", sa.Column("session_id", sa.Uuid, comment="whose message had it last"))
+    op.add_column("files", sa.Column("session_id", sa.Uuid, comment="whose message had it last"), if_not_exists=True)
     with op.get_context().autocommit_block():
         op.execute("SET lock_timeout = 0")
         op.drop_index("files_session_id_idx", "files", postgresql_concurrently=True, if_exists=True)

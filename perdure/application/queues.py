@@ -10,15 +10,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from celery import Celery
-from celery.app.amqp import AMQP
+from celery.app.amqp import AMQP, Queues
 from celery.utils.imports import symbol_by_name
-from kombu import Connection
+from kombu import Connection, Queue
 
 from perdure.errors import SettingsError
 from perdure.network.queues import QUEUES
 from perdure.network.tls import joined
 from perdure.workers.celery_application import TASKS, is_amqp, queues, routes
-from perdure.workers.pools import IsolatedApp
+from perdure.workers.pools import IsolatedAMQP, IsolatedApp
 
 _WAIT_S = 0.5
 """Seconds that a publisher waits for the broker."""
@@ -49,6 +49,8 @@ def add_queues(app: Celery) -> None:
     class WithPerdure(given):  # type: ignore[misc]  # the application may have a class of its own
         """The application's AMQP class, extended by perdure's queues and routes."""
 
+        queues_cls = type("Queues", (_KeepsPerdures, given.queues_cls), {})
+
         def Queues(self, *args: Any, **options: Any) -> Any:  # noqa: N802 (Celery's name)
             """Return the application's and perdure's queues. A worker without `-Q` consumes the application's only."""
             made = super().Queues(*args, **options)
@@ -58,7 +60,7 @@ def add_queues(app: Celery) -> None:
                         f"the application {self.app.main!r} has a queue {each.name!r}, which is a name of perdure's: "
                         "rename your queue"
                     )
-                dict.__setitem__(made, each.name, each)  # `add` would apply the application's `x-max-priority`
+                made[each.name] = each
             return made
 
         def TaskConsumer(self, channel: Any, queues: Any = None, accept: Any = None, **options: Any) -> Any:  # noqa: N802
@@ -76,6 +78,19 @@ def add_queues(app: Celery) -> None:
 
     app.amqp_cls = WithPerdure
     vars(app).pop("amqp", None)  # an instance from earlier use lacks perdure's queues
+
+
+class _KeepsPerdures(Queues):  # type: ignore[misc]  # celery carries no types
+    """Queues of which perdure's keep their arguments, also when a worker selects them again.
+
+    Celery would give them the application's `x-max-priority`, and RabbitMQ would refuse the declaration.
+    """
+
+    def __setitem__(self, name: str, queue: Queue) -> None:
+        if name in QUEUES:
+            dict.__setitem__(self, name, queue)
+        else:
+            super().__setitem__(name, queue)
 
 
 class _Route:
@@ -98,9 +113,17 @@ def publisher(app: Celery) -> Celery:
     waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _WAIT_S)
     if is_amqp(url):
         waits = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), _WAIT_S)
+
+    class WithQueues(IsolatedAMQP):
+        """perdure's connections, and the application's queues: also those that `app` makes for names that it lacks."""
+
+        def Queues(self, *_: Any, **__: Any) -> Any:  # noqa: N802 (Celery's name)
+            """Return the queues of `app`."""
+            return app.amqp.queues
+
+    made.amqp_cls = WithQueues
     made.conf.update(
         {name: app.conf[name] for name in _COPIED},
-        task_queues=list(app.amqp.queues.values()),
         task_routes=routes(url),
         task_serializer="json",
         accept_content=["json"],

@@ -124,8 +124,12 @@ def send(
     if isinstance(connection, scoped_session):
         connection = connection()
     if isinstance(connection, Session):
-        _insert(own, connection.connection(), turn_id, message)
-        _wake_after_session(own, connection, message.user)
+        used = connection.connection()
+        _insert(own, used, turn_id, message)
+        if isinstance(connection.get_bind(), Connection) or _autocommits(used):
+            _wake_after_connection(own, used, message.user)  # the session's commit may leave a transaction open
+        else:
+            _wake_after_session(own, connection, message.user)
     elif isinstance(connection, Connection):
         _insert(own, connection, turn_id, message)
         _wake_after_connection(own, connection, message.user)
@@ -244,7 +248,7 @@ def _forget_users(session: Session, previous: SessionTransaction) -> None:
 
 
 def _wake_after_connection(own: Parts, connection: Connection, user: UserKey) -> None:
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+    if _autocommits(connection):
         own.wake(user)
         return
 
@@ -252,11 +256,17 @@ def _wake_after_connection(own: Parts, connection: Connection, user: UserKey) ->
     if users is None:
         users = _on_commit[connection] = set()
         event.listen(connection, "commit", partial(_wake_soon, own))
+        event.listen(connection, "commit_twophase", partial(_wake_soon, own))
         event.listen(connection, "rollback", _forget)
+        event.listen(connection, "rollback_twophase", _forget)
     users.add(user)
 
 
-def _wake_soon(own: Parts, connection: Connection) -> None:
+def _autocommits(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+
+
+def _wake_soon(own: Parts, connection: Connection, *_: Any) -> None:
     """Schedule wake-ups with a delay.
 
     SQLAlchemy has no event after a connection's commit, so it calls this function just before the commit.
@@ -266,5 +276,5 @@ def _wake_soon(own: Parts, connection: Connection) -> None:
     own.wake_soon(*users)
 
 
-def _forget(connection: Connection) -> None:
+def _forget(connection: Connection, *_: Any) -> None:
     _on_commit[connection].clear()

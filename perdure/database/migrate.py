@@ -34,6 +34,8 @@ _ONE_AT_A_TIME = 0x7065726475726500
 
 _POLL_S = 0.1
 
+_AGAIN = "Run `perdure migrate` again: it goes on after the last revision that is complete."
+
 _RECOGNISED_BY = {
     "sessions": {"session_id", "user_id", "routable", "token", "lease_until"},
     "turns": {"turn_id", "session_id", "seq", "status"},
@@ -90,6 +92,7 @@ def migrate(database_url: str | URL, revision: str = "head", *, schema: str = SC
     Raises:
         IncompatibleDatabase: PostgreSQL or pgvector is too old, the revision is not one of perdure's, the role lacks
             rights, or `schema` has another application's tables.
+        Unavailable: the database cannot be reached, or a lock was not free in time; the call may be repeated.
     """
     engine = maintenance_engine(database_url)
     try:
@@ -119,8 +122,13 @@ def migrate(database_url: str | URL, revision: str = "head", *, schema: str = SC
             "administrator has (`CREATE EXTENSION vector`)."
         ) from error
     except OperationalError as error:
-        where = make_url(database_url).render_as_string(hide_password=True)
-        raise Unavailable(f"The database {where} cannot be migrated: {error.orig}") from error
+        url = make_url(database_url)  # only its host and database are shown: its query may have passwords, too
+        where = f"{url.database!r} at {url.host or url.query.get('host', 'localhost')}"
+        answers = getattr(error.orig, "pgcode", None) is not None
+        raise Unavailable(
+            f"The database {where} cannot be migrated: "
+            + (f"{first_line(str(error.orig))}. {_AGAIN}" if answers else str(error.orig))
+        ) from error
     finally:
         engine.dispose()
 

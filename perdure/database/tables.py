@@ -199,6 +199,7 @@ reminders = Table(
     Column("conversation", Text),
     Column("agent", Text),
     Column("reply_to", JSONB),
+    Column("remember", Boolean, nullable=False, server_default=text("true"), comment="false: nothing is remembered"),
     Column("paused", Boolean, nullable=False, server_default=text("false")),
     Column("next_due", _timestamp, comment="NULL: paused, or its only message was refused"),
     Column("taken_until", _timestamp, comment="a worker fires it until then"),
@@ -717,6 +718,7 @@ deliveries = Table(
     Index("deliveries_refused_idx", "user_id", postgresql_where=text("scope IS NULL")),
     Index("deliveries_over_idx", "created_at", postgresql_where=text("status <> 'pending'")),
     Index("deliveries_failed_idx", "created_at", postgresql_where=text("status = 'failed'")),
+    Index("deliveries_abandoned_idx", "due_at", postgresql_where=text("status = 'failed'")),
     comment="The outbox: replies to deliver.",
 )
 
@@ -787,6 +789,7 @@ processes = Table(
     Column("seen_at", _timestamp, nullable=False),
     Column("stopped_at", _timestamp),
     Column("skew_s", Double, nullable=False, comment="how far its clock is ahead of the database's"),
+    Column("quiet", Boolean, comment="the intake is closed, and no turn runs here; NULL: a release before this column"),
     _one_of("kind", ("worker", "beat")),
     comment="Workers and beats, each with its last report.",
     postgresql_with={"fillfactor": "70"},

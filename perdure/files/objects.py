@@ -26,7 +26,7 @@ def check(url: str) -> None:
         import_module("fsspec").core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise SettingsError(
-            f"PERDURE_FILES__URL is {url!r}: {error_summary(error)}; accepted: a URL of fsspec, such as "
+            f"PERDURE_FILES__URL (its value is not shown): {error_summary(error)}; accepted: a URL of fsspec, such as "
             "file:///var/lib/perdure/files (pip install 'perdure[files]') or s3://bucket/perdure (also s3fs)"
         ) from None
 

@@ -10,6 +10,8 @@ Vectors are stored per embedder and dimensions, those of messages in half precis
 vector of the new embedder to `unembedded`. Vectors of the previous embedder stay. The scan is repeated daily, to find
 rows that were missed. It also moves vectors of full precision, which a former release wrote, to half precision.
 
+A message gets no vector if retention would delete it (`vectors_days`, `PERDURE_RETENTION__VECTORS_DAYS`; 0: never).
+
 `build_indexes` builds the HNSW indexes of an embedder once the embedder has enough vectors. Workers call it in the
 background (`perdure.workers.upkeep`).
 """
@@ -103,7 +105,12 @@ def register(executor: Executor, name: str, dimensions: int) -> RegisteredEmbedd
 
 
 def embed_missing(
-    database: Database, embedder: Embedder, *, batch: int = BATCH, call: ModelCall | None = None
+    database: Database,
+    embedder: Embedder,
+    *,
+    batch: int = BATCH,
+    call: ModelCall | None = None,
+    vectors_days: int = 0,
 ) -> EmbeddingRound:
     """Embed at most `batch` of the texts in `unembedded`.
 
@@ -115,8 +122,8 @@ def embed_missing(
         Unavailable: the database cannot be reached; a retry is safe.
     """
     parameters = {"most": batch, "lease_s": _LEASE_S, "most_chars": MAX_CHARS, "furthest_s": _LONGEST_POSTPONEMENT_S}
-    claimed = database.run(queries.CLAIM, parameters)
-    filled = _fill(database, embedder, claimed, call) if claimed else EmbeddingRound()
+    claimed = database.run(queries.CLAIM, {**parameters, "vectors_days": vectors_days})
+    filled = _fill(database, embedder, claimed, call, vectors_days) if claimed else EmbeddingRound()
     if filled.error is not None or len(claimed) == batch:
         return replace(filled, more=len(claimed) == batch)
     try:
@@ -126,11 +133,15 @@ def embed_missing(
     except PerdureError as error:
         log.warning("the embedding of older texts is postponed: %s", loggable(error))
         return replace(filled, error=error.message)
-    return replace(filled, more=_walk(database, register(database, embedder.name, dimensions)))
+    return replace(filled, more=_walk(database, register(database, embedder.name, dimensions), vectors_days))
 
 
 def embed_sessions(
-    database: Database, embedder: Embedder, session_ids: Sequence[UUID], call: ModelCall | None = None
+    database: Database,
+    embedder: Embedder,
+    session_ids: Sequence[UUID],
+    call: ModelCall | None = None,
+    vectors_days: int = 0,
 ) -> EmbeddingRound:
     """Embed the messages of these sessions that have no vector. Stops at the first failure of the embedder.
 
@@ -141,8 +152,8 @@ def embed_sessions(
     embedded = refused = 0
     while True:
         parameters = {"session_ids": list(session_ids), "most": BATCH, "most_chars": MAX_CHARS}
-        missing = database.run(queries.MISSING_OF_SESSIONS, parameters)
-        filled = _fill(database, embedder, missing, call) if missing else EmbeddingRound()
+        missing = database.run(queries.MISSING_OF_SESSIONS, {**parameters, "vectors_days": vectors_days})
+        filled = _fill(database, embedder, missing, call, vectors_days) if missing else EmbeddingRound()
         embedded, refused = embedded + filled.embedded, refused + filled.refused
         if not missing or filled.error is not None:
             return EmbeddingRound(embedded, refused, bool(missing), filled.error)
@@ -188,7 +199,7 @@ def build_index(database: Database, registered: RegisteredEmbedder, rows: int) -
 
 
 def _fill(
-    database: Database, embedder: Embedder, claimed: Sequence[Row[Any]], call: ModelCall | None
+    database: Database, embedder: Embedder, claimed: Sequence[Row[Any]], call: ModelCall | None, vectors_days: int
 ) -> EmbeddingRound:
     present = [row for row in claimed if row.content is not None]
     try:
@@ -208,6 +219,7 @@ def _fill(
         **_keys(claimed),
         "vectors": [by_row.get(row) for row in claimed],
         "embedder_id": registered.embedder_id,
+        "vectors_days": vectors_days,
     }
     database.run(queries.STORE, parameters)
     refused = sum(vector is None for vector in vectors)
@@ -250,7 +262,7 @@ def _dimensions(embedder: Embedder, call: ModelCall | None) -> int:
     return embedder.dimensions or len(embedder.embed(["perdure"], call)[0])
 
 
-def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
+def _walk(database: Database, registered: RegisteredEmbedder, vectors_days: int) -> bool:
     """Scan the next page, and add its rows that lack a vector to `unembedded`. Returns whether pages remain."""
     parameters = {"embedder_id": registered.embedder_id, "every_s": _WALK_EVERY_S}
     places = database.run(queries.PLACE, parameters)
@@ -263,6 +275,7 @@ def _walk(database: Database, registered: RegisteredEmbedder) -> bool:
         {
             **parameters,
             "most": _PAGE,
+            "vectors_days": vectors_days,
             "kind_before": place.walked_kind,
             "id_before": place.walked_id,
             "seq_before": place.walked_seq,

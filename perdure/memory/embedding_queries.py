@@ -20,15 +20,23 @@ REGISTER = Statement(
     """,
 )
 
-# The text of each row in the CTE `taken`. It is NULL if the message or memory was deleted.
-_TEXTS = """
-    SELECT t.kind, t.id, t.seq, t.attempts, coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s))
-             AS content, m.author, m.created_at
+# Whether retention deletes the vector of a message of the time `at` (`retention.VECTORS`). 0 days: it never does.
+_EXPIRED = """
+    (%(vectors_days)s::int > 0 AND {at} < perdure_now() - make_interval(days => %(vectors_days)s::int))
+""".strip()
+
+# The text of each row in the CTE `taken`. It is NULL if the message or memory was deleted, or if retention deletes the
+# message's vector.
+_TEXTS = f"""
+    SELECT t.kind, t.id, t.seq, t.attempts,
+           CASE WHEN {_EXPIRED.format(at="m.created_at")} THEN NULL
+                ELSE coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s)) END AS content,
+           m.author, m.created_at
     FROM taken AS t
     LEFT JOIN messages AS m ON t.kind = 'message' AND m.session_id = t.id AND m.seq = t.seq
     LEFT JOIN memories AS k ON t.kind = 'memory' AND k.memory_id = t.id
     ORDER BY t.kind, t.id, t.seq
-"""
+"""  # noqa: S608 (constants)
 
 # Claims due rows by moving their `due_at` to the end of the lease. If the claiming process crashes, another process
 # claims the rows when the lease ends. If a `due_at` is further ahead than the longest pause, the clock of the database
@@ -70,13 +78,14 @@ MISSING_OF_SESSIONS = Statement(
 # deletes them too.
 STORE = Statement(
     "embedding.store",
-    """
+    f"""
     WITH made AS (
         SELECT * FROM unnest(%(kinds)s::text[], %(ids)s::uuid[], %(seqs)s::bigint[], %(vectors)s::text[])
             AS made (kind, id, seq, vector)
     ), said AS MATERIALIZED (
         SELECT w.session_id, w.seq, w.user_id, made.vector::@vector.halfvec AS half
         FROM made JOIN message_words AS w ON made.kind = 'message' AND w.session_id = made.id AND w.seq = made.seq
+        WHERE NOT {_EXPIRED.format(at="w.occurred_at")}
         FOR KEY SHARE OF w
     ), known AS MATERIALIZED (
         SELECT m.memory_id, m.user_id, made.vector::@vector.vector AS vector
@@ -96,7 +105,7 @@ STORE = Statement(
         DELETE FROM unembedded AS u USING made WHERE (u.kind, u.id, u.seq) = (made.kind, made.id, made.seq)
     )
     SELECT (SELECT count(*) FROM of_messages) + (SELECT count(*) FROM of_memories) AS stored
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 # Postpones rows after a failure of the embedder; the pause doubles with each attempt.
@@ -125,7 +134,8 @@ PLACE = Statement(
 
 # Reads the next page of messages or memories. Adds each row that lacks a vector of this embedder to `unembedded`, and
 # saves the end of the page as the new position. If two processes read the same page, only one of them writes. After an
-# empty page of messages, the scan continues with the memories. An empty page of memories ends the scan.
+# empty page of messages, the scan continues with the memories. An empty page of memories ends the scan. Messages whose
+# vectors retention deletes are left out.
 #
 # The scan of the messages also moves vectors of full precision, which a former release wrote, to `half`.
 _WALK = """
@@ -141,7 +151,7 @@ _WALK = """
         INSERT INTO unembedded (kind, id, seq, user_id, due_at)
         SELECT '{kind}', page.id, page.seq, page.user_id, perdure_now()
         FROM place, page
-        WHERE NOT EXISTS ({vector})
+        WHERE NOT EXISTS ({vector}){unless}
         ON CONFLICT DO NOTHING
     ){also}
     UPDATE embedders AS e
@@ -160,13 +170,14 @@ WALK_MESSAGES = Statement(
         kind="message",
         kind_after="'memory'",
         page="""
-        SELECT session_id AS id, seq, user_id FROM message_words
+        SELECT session_id AS id, seq, user_id, occurred_at FROM message_words
         WHERE (session_id, seq) > (%(id)s::uuid, %(seq)s::bigint)
         ORDER BY session_id, seq LIMIT %(most)s
         """,
         vector="""
             SELECT FROM message_vectors AS v
             WHERE v.session_id = page.id AND v.seq = page.seq AND v.embedder_id = %(embedder_id)s""",
+        unless=f" AND NOT {_EXPIRED.format(at='page.occurred_at')}",
         also=""", halved AS (
         UPDATE message_vectors AS v SET half = v.vector, vector = NULL
         FROM place, page
@@ -189,6 +200,7 @@ WALK_MEMORIES = Statement(
         """,
         vector="""
             SELECT FROM memory_vectors AS v WHERE v.memory_id = page.id AND v.embedder_id = %(embedder_id)s""",
+        unless="",
         also="",
     ),
 )

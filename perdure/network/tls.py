@@ -37,6 +37,18 @@ _UNVERIFIED_SSLMODES = ("allow", "prefer", "require")
 """The modes with which PostgreSQL's client may encrypt a connection, and does not verify the server's certificate."""
 
 
+def split(url: str) -> list[str]:
+    """The URLs of the servers in `url`. kombu separates several by semicolons, which a password may contain, too.
+
+    >>> split("redis://:a;b@one/0")
+    ['redis://:a;b@one/0']
+    >>> split("redis://one/0;redis://two/0")
+    ['redis://one/0', 'redis://two/0']
+    """
+    parts = url.split(";")
+    return parts if all("://" in part for part in parts) else [url]
+
+
 def normalised(url: str) -> str:
     """`url` with its TLS options in the spelling that all libraries accept. URLs without TLS are returned unchanged.
 
@@ -46,7 +58,7 @@ def normalised(url: str) -> str:
     Raises:
         ValueError: an option is unknown, its value cannot be used, or a server would be verified under another's name.
     """
-    servers = [_normalised(each) for each in _servers(url)]
+    servers = [_normalised(each) for each in split(url)]
     _check_names(servers)
     return ";".join(servers)
 
@@ -56,7 +68,7 @@ def divided(url: str) -> tuple[str, dict[str, Any] | None]:
 
     The options are `None` if the URL uses no TLS. If the URL names several servers, the options are those of the first.
     """
-    found = [_parsed(each) for each in _servers(url)]
+    found = [_parsed(each) for each in split(url)]
     bare = ";".join(_joined(base, others) for base, others, _ in found)
     options = found[0][2]
     if not options:
@@ -72,7 +84,7 @@ def divided(url: str) -> tuple[str, dict[str, Any] | None]:
         typed = {name.removeprefix("ssl_"): value for name, value in typed.items()}
         if typed.pop("check_hostname"):
             # kombu itself would name the address of localhost
-            typed["server_hostname"] = urlsplit(_servers(bare)[0]).hostname
+            typed["server_hostname"] = urlsplit(split(bare)[0]).hostname
     return bare, typed
 
 
@@ -116,12 +128,6 @@ def check_postgresql(query: Mapping[str, Any]) -> None:
     authorities = query.get("sslrootcert")
     if mode in {"verify-ca", "verify-full"} and isinstance(authorities, str) and authorities != "system":
         _check("sslrootcert", partial(_context().load_verify_locations, authorities))
-
-
-def _servers(url: str) -> list[str]:
-    """The URLs of the servers in `url`. kombu separates several by semicolons, which a password may contain, too."""
-    parts = url.split(";")
-    return parts if all("://" in part for part in parts) else [url]
 
 
 def _check_names(servers: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The readings as metrics for the gateway's `/metrics`.
+"""The readings as metrics for the gateway's `/metrics`. What was not read has no series, rather than the value 0.
 
 Labels have bounded values: an agent, a model or an error code that this release or this process does not know is
 `other`. No label has a user's id or text, or an address.
@@ -35,7 +35,7 @@ _AMOUNTS = {
     "deliveries_pending": ("perdure_deliveries_pending", "Replies that are not delivered yet"),
     "deliveries_failing": ("perdure_deliveries_failing", "Replies that are tried again, because an attempt failed"),
     "deliveries_failed": ("perdure_deliveries_failed", "Replies whose delivery was abandoned"),
-    "deliveries_failed_lately": ("perdure_deliveries_failed_lately", "The same, of replies of the last hour"),
+    "deliveries_failed_lately": ("perdure_deliveries_failed_lately", "The same, within the last hour"),
     "unrouted": ("perdure_messages_unrouted", "Messages of applications that are not routed to a session yet"),
     "endings": ("perdure_sessions_ending", "Sessions whose end was requested"),
     "consolidations_waiting": ("perdure_consolidations_waiting", "Ended sessions whose memories are to be extracted"),
@@ -80,24 +80,26 @@ class _ReadingsCollector(Collector):
         """Read, and make the families of metrics."""
         read = self._read()
         yield from _work(read)
-        yield _family(
-            "perdure_turns_unsettled",
-            "Turns that are accepted and not settled",
-            ("agent", "status"),
-            _or_zero(_merged(read.unsettled, (self._agents, None)), product(self._agents, _LIVE)),
-        )
+        if read.has("unsettled"):
+            yield _family(
+                "perdure_turns_unsettled",
+                "Turns that are accepted and not settled",
+                ("agent", "status"),
+                _or_zero(_merged(read.unsettled, (self._agents, None)), product(self._agents, _LIVE)),
+            )
         yield _family(
             "perdure_turns_failed_lately",
             "Turns accepted within the last hour that failed",
             ("agent", "error_code"),
             _merged(read.failures, (self._agents, self._codes)),
         )
-        yield _family(
-            "perdure_sessions_parked",
-            "Sessions whose turn waits for a model",
-            ("model",),
-            _or_zero(_merged(read.parked, (self._models,)), product(self._models)),
-        )
+        if read.has("parked"):
+            yield _family(
+                "perdure_sessions_parked",
+                "Sessions whose turn waits for a model",
+                ("model",),
+                _or_zero(_merged(read.parked, (self._models,)), product(self._models)),
+            )
         yield from _machinery(read)
         yield from _servers(read)
         yield _family("perdure_readings_failed", "Readings of these metrics that failed", (), {(): len(read.failed)})
@@ -114,6 +116,17 @@ def _work(read: Readings) -> Iterator[GaugeMetricFamily]:
 
 
 def _machinery(read: Readings) -> Iterator[GaugeMetricFamily]:
+    if read.has("processes"):
+        yield from _processes(read)
+    yield _family("perdure_sweep_late_seconds", "By how much a sweep is late", ("sweep",), _one(read.sweeps))
+    yield _family("perdure_schedule_late_seconds", "By how much a slot is late", ("entry",), _one(read.schedules))
+    if read.intake_closed is not None:
+        yield _single("perdure_intake_closed", "1 while `perdure drain` keeps turns from starting", read.intake_closed)
+    if read.has("breakers"):
+        yield from _breakers(read)
+
+
+def _processes(read: Readings) -> Iterator[GaugeMetricFamily]:
     alive = [each for each in read.processes if each.is_alive]
     workers = Counter((each.release,) for each in alive if each.kind == WORKER)
     yield _family("perdure_workers", "Workers that are alive", ("release",), workers or {("",): 0})
@@ -128,10 +141,9 @@ def _machinery(read: Readings) -> Iterator[GaugeMetricFamily]:
     )
     skew = max((abs(each.skew_s) for each in alive), default=0.0)
     yield _single("perdure_clock_skew_seconds", "The largest difference of a process's clock to PostgreSQL's", skew)
-    yield _family("perdure_sweep_late_seconds", "By how much a sweep is late", ("sweep",), _one(read.sweeps))
-    yield _family("perdure_schedule_late_seconds", "By how much a slot is late", ("entry",), _one(read.schedules))
-    if read.intake_closed is not None:
-        yield _single("perdure_intake_closed", "1 while `perdure drain` keeps turns from starting", read.intake_closed)
+
+
+def _breakers(read: Readings) -> Iterator[GaugeMetricFamily]:
     states = Counter((each.name.partition(":")[0], each.state.value) for each in read.breakers)
     known = {kind for kind, _ in states} | {"llm"}
     every = {(kind, state.value): states[kind, state.value] for kind in known for state in CircuitState}
@@ -152,14 +164,16 @@ def _servers(read: Readings) -> Iterator[GaugeMetricFamily]:
             "The age of the oldest open transaction that the role may see",
             server.oldest_transaction_s,
         )
-        yield _single("perdure_database_connections", "Connections to the database", server.connections)
+        yield _single("perdure_database_connections", "Connections to PostgreSQL", server.connections)
         yield _single("perdure_database_max_connections", "PostgreSQL's max_connections", server.max_connections)
     for name, text, sizes in (
         ("perdure_disk_used_bytes", "Used bytes of a disk", {each.name: each.used_bytes for each in read.disks}),
         ("perdure_disk_size_bytes", "The size of a disk", {each.name: each.size_bytes for each in read.disks}),
     ):
         yield _family(name, text, ("disk",), {(disk,): size for disk, size in sizes.items()})
-    yield _single("perdure_database_up", "1 if PostgreSQL answers", read.server is not None)
+    yield _single("perdure_database_up", "1 if PostgreSQL answers and accepts writes", read.server is not None)
+    if read.broker is not None:
+        yield _single("perdure_broker_up", "1 if the broker can be reached", read.broker.fault is None)
     redis = [(each.name, each) for each in read.redis]
     for name, text, values in (
         ("perdure_redis_writable", "1 if Redis accepts writes", {n: int(r.fault is None) for n, r in redis}),

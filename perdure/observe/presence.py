@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -41,7 +41,8 @@ TURNS_QUEUE = "turns"
 class Running:
     """The last report of a process, `seen_s` seconds ago. `owner` names the process in its leases.
 
-    `skew_s` tells how many seconds its clock is ahead of the database's.
+    `skew_s` tells how many seconds its clock is ahead of the database's. `quiet`: the intake is closed, and no turn
+    runs in the process; `None` if it does not tell.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Running:
     seen_s: float
     stopped: bool
     skew_s: float
+    quiet: bool | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -67,7 +69,16 @@ def read_processes(executor: Executor) -> list[Running]:
     """The processes that reported within the last day."""
     return [
         Running(
-            row.kind, row.name, row.owner, row.release, row.queues, row.started_at, row.seen_s, row.stopped, row.skew_s
+            row.kind,
+            row.name,
+            row.owner,
+            row.release,
+            row.queues,
+            row.started_at,
+            row.seen_s,
+            row.stopped,
+            row.skew_s,
+            row.quiet,
         )
         for row in executor.run(queries.PROCESSES, {})
     ]
@@ -75,13 +86,14 @@ def read_processes(executor: Executor) -> list[Running]:
 
 @dataclass
 class Presence:
-    """Reports a process until `stop`. Its thread ends with the process."""
+    """Reports a process until `stop`. Its thread ends with the process. `quiet` is called for each report."""
 
     database: Database
     clock: Clock
     kind: str
     name: str
     queues: Sequence[str] = ()
+    quiet: Callable[[], bool] = lambda: False
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -108,6 +120,7 @@ class Presence:
                 "release": RELEASE,
                 "queues": list(self.queues),
                 "now": self.clock.now(),
+                "quiet": self.quiet(),
             },
         )
 

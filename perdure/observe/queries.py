@@ -66,8 +66,8 @@ AMOUNTS = Statement(
             ),
             _amount("deliveries_failed", "deliveries", "created_at", "status = 'failed'", "ORDER BY created_at DESC"),
             _amount(
-                "deliveries_failed_lately", "deliveries", "created_at",
-                "status = 'failed' AND created_at > perdure_now() - interval '1 hour'", "ORDER BY created_at DESC",
+                "deliveries_failed_lately", "deliveries", "due_at",
+                "status = 'failed' AND due_at > perdure_now() - interval '1 hour'", "ORDER BY due_at DESC",
             ),
             _amount("unrouted", "unrouted", "accepted_at", "settled_at IS NULL", "ORDER BY due_at, position"),
             _amount(
@@ -110,14 +110,18 @@ UNSETTLED = Statement(
     writes=False,
 )
 
-# The turns with an id after `since` that failed, by agent and error code.
+# The turns that were accepted within the last hour and failed, by agent and error code. `since` is the least id of that
+# time; turns that were imported, or copied by a fork, have later ids. What a fork copied counts in its source.
 FAILED = Statement(
     "observe.failed",
     """
     SELECT agent, error_code, count(*) AS number
-    FROM (SELECT agent, error_code, status FROM turns WHERE error_code IS NOT NULL AND turn_id > %(since)s::uuid
+    FROM (SELECT session_id, agent, error_code, status, accepted_at FROM turns
+          WHERE error_code IS NOT NULL AND turn_id >= %(since)s::uuid
           ORDER BY turn_id DESC LIMIT (SELECT %(most)s::bigint)) AS counted
-    WHERE status = 'failed'
+    WHERE status = 'failed' AND accepted_at > perdure_now() - interval '1 hour'
+      AND EXISTS (SELECT FROM sessions AS s WHERE s.session_id = counted.session_id
+                    AND (s.forked_from IS NULL OR counted.accepted_at >= s.created_at))
     GROUP BY agent, error_code
     """,
     writes=False,
@@ -150,24 +154,37 @@ INTAKE = Statement(
     "observe.intake", "SELECT EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL) AS closed", writes=False
 )
 
-# A role sees the transactions of its own sessions, and those of others only with the rights of pg_monitor.
+# Fails if the server refuses writes: it is a standby, or was demoted. Changes no row, takes no number of a transaction
+# and writes no WAL. Reading `pg_is_in_recovery()` would leave the pool's connections to a server that has become a
+# standby; the engine replaces them if they are refused a write.
+WRITABLE = Statement("observe.writable", "UPDATE sweeps SET due_at = due_at WHERE false", writes=False)
+
+# A transaction keeps PostgreSQL from removing dead rows only if it has a snapshot or a number, which one that is idle
+# over an advisory lock has not (`Database.lock`). A role sees the transactions of its own sessions, and those of others
+# with the rights of pg_read_all_stats. Connections to all databases count, since max_connections is the server's.
 SERVER = Statement(
     "observe.server",
     """
     SELECT pg_database_size(current_database()) AS size_bytes,
-           coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float AS oldest_transaction_s,
-           count(*) AS connections, current_setting('max_connections')::int AS max_connections
-    FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
-      AND pid <> pg_backend_pid()
+           (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float
+            FROM pg_stat_activity
+            WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+              AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)) AS oldest_transaction_s,
+           (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,
+           current_setting('max_connections')::int AS max_connections
     """,
     writes=False,
+)
+
+SEES_TRANSACTIONS = Statement(
+    "observe.sees_transactions", "SELECT pg_has_role('pg_read_all_stats', 'USAGE') AS sees", writes=False
 )
 
 PROCESSES = Statement(
     "observe.processes",
     """
     SELECT kind, name, owner, release, queues, started_at, stopped_at IS NOT NULL AS stopped,
-           greatest(extract(epoch FROM perdure_now() - seen_at), 0)::float AS seen_s, skew_s
+           greatest(extract(epoch FROM perdure_now() - seen_at), 0)::float AS seen_s, skew_s, quiet
     FROM processes ORDER BY kind, name, started_at
     """,
     writes=False,
@@ -180,10 +197,11 @@ REPORT = Statement(
     WITH forgotten AS (
         DELETE FROM processes WHERE seen_at < perdure_now() - interval '1 day' AND process_id <> %(process_id)s::uuid
     )
-    INSERT INTO processes AS p (process_id, kind, name, owner, release, queues, started_at, seen_at, skew_s)
+    INSERT INTO processes AS p (process_id, kind, name, owner, release, queues, started_at, seen_at, skew_s, quiet)
     VALUES (%(process_id)s::uuid, %(kind)s, %(name)s, %(owner)s, %(release)s, %(queues)s::text[], perdure_now(),
-            perdure_now(), extract(epoch FROM %(now)s::timestamptz - perdure_now())::float)
-    ON CONFLICT (process_id) DO UPDATE SET seen_at = excluded.seen_at, skew_s = excluded.skew_s
+            perdure_now(), extract(epoch FROM %(now)s::timestamptz - perdure_now())::float, %(quiet)s::boolean)
+    ON CONFLICT (process_id) DO UPDATE
+    SET seen_at = excluded.seen_at, skew_s = excluded.skew_s, quiet = excluded.quiet
     """,
 )
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
-from uuid import UUID
 
 from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
 from perdure.errors import PerdureError, loggable
-from perdure.ids import new_id
+from perdure.ids import first_id
 from perdure.observe import queries
 from perdure.observe.disks import DiskState
-from perdure.observe.presence import Running, read_processes
-from perdure.observe.servers import RedisServer, RedisState
+from perdure.observe.presence import GONE_S, Running, read_processes
+from perdure.observe.servers import BrokerState, RedisServer, RedisState, broker_state
 from perdure.resilience.registry import Metrics, Switchboard
 from perdure.timetable.entry import ScheduleEntry
 from perdure.timetable.reading import EntryStatus, read_schedules
@@ -67,7 +66,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of PostgreSQL."""
+    """The state of PostgreSQL, which answers and accepts writes."""
 
     size_bytes: int
     oldest_transaction_s: float
@@ -102,13 +101,18 @@ class Readings:
     intake_closed: bool | None = None
     server: ServerState | None = None
     breakers: Sequence[Metrics] = ()
+    broker: BrokerState | None = None
     redis: Sequence[RedisState] = ()
     disks: Sequence[DiskState] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    def has(self, name: str) -> bool:
+        """Whether the reading `name` succeeded. If `server` has failed, the others were not tried."""
+        return not self.failed.keys() & {name, "server"}
+
     @property
     def workers(self) -> list[Running]:
-        """The workers that run turns and are alive."""
+        """The workers that run turns and are alive. Says nothing unless `has("processes")`."""
         return [each for each in self.processes if each.runs_turns and each.is_alive]
 
     @property
@@ -118,7 +122,13 @@ class Readings:
 
 
 class Source:
-    """Where the readings come from. `servers` are those whose state is read; `disks` is given the database's size."""
+    """Where the readings come from.
+
+    Args:
+        servers: The Redis servers whose state is read.
+        broker_reachable: Returns whether the broker can be reached. A call may block for about a second.
+        disks: Reads the disks, given the size of the database.
+    """
 
     def __init__(
         self,
@@ -128,6 +138,7 @@ class Source:
         servers: Sequence[RedisServer] = (),
         breakers: Switchboard | None = None,
         *,
+        broker_reachable: Callable[[], bool] | None = None,
         disks: Callable[[int | None], Sequence[DiskState]] = lambda _: (),
     ) -> None:
         self._database = database
@@ -135,7 +146,11 @@ class Source:
         self._entries = entries
         self.servers = servers
         self._breakers = breakers
+        self._broker_reachable = broker_reachable
         self._disks = disks
+        self._read_at: float | None = None
+        self._lost_at: float | None = None
+        self._outage: tuple[float, float] | None = None
 
     def read(self) -> Readings:
         """Read all. Never raises."""
@@ -152,6 +167,7 @@ class Source:
                 return otherwise
 
         server = tried("server", self._server, None)
+        self._follow_outage(is_over=server is not None)
         return Readings(
             due=tried("due", self._due, {}),
             amounts=tried("amounts", self._amounts, {}),
@@ -160,14 +176,35 @@ class Source:
             parked=tried("parked", lambda: self._counted(queries.PARKED, "model"), ()),
             sweeps=tried("sweeps", self._sweeps, {}),
             schedules=tried("schedules", self._schedules, {}),
-            processes=tried("processes", lambda: read_processes(self._database), ()),
+            processes=tried("processes", self._processes, ()),
             intake_closed=tried("intake", lambda: bool(self._run(queries.INTAKE)[0].closed), None),
             server=server,
             breakers=tried("breakers", lambda: self._breakers.list() if self._breakers else (), ()),
+            broker=None if self._broker_reachable is None else broker_state(self._broker_reachable),
             redis=[each.read() for each in self.servers],
             disks=tried("disks", lambda: self._disks(None if server is None else server.size_bytes), ()),
             failed=failed,
         )
+
+    def _follow_outage(self, *, is_over: bool) -> None:
+        """Keep when PostgreSQL was read last before its last outage, and first after it."""
+        now = self._clock.monotonic()
+        if is_over and self._lost_at is not None:
+            self._outage, self._lost_at = (self._lost_at, now), None
+        elif not is_over and self._lost_at is None:
+            self._lost_at = now if self._read_at is None else self._read_at
+        if is_over:
+            self._read_at = now
+
+    def _processes(self) -> list[Running]:
+        """The processes. None can report during an outage of PostgreSQL: then, silence counts from the outage's end."""
+        found = read_processes(self._database)
+        if self._outage is None:
+            return found
+        lost_s, over_s = (self._clock.monotonic() - at for at in self._outage)
+        return [
+            replace(each, seen_s=min(each.seen_s, over_s)) if each.seen_s < lost_s + GONE_S else each for each in found
+        ]
 
     def stuck(self, stuck_s: float, most: int) -> list[Row[Any]]:
         """Up to `most` sessions whose oldest unsettled turn was accepted more than `stuck_s` seconds ago."""
@@ -200,8 +237,7 @@ class Source:
         return [Counted(tuple(str(getattr(row, label)) for label in labels), row.number) for row in rows]
 
     def _failures(self) -> list[Counted]:
-        since = UUID(int=new_id(_Earlier(self._clock)).int >> 80 << 80)
-        return self._counted(queries.FAILED, "agent", "error_code", since=since)
+        return self._counted(queries.FAILED, "agent", "error_code", since=first_id(self._clock.now() - LATELY))
 
     def _sweeps(self) -> dict[str, float]:
         return {row.name: row.late_s for row in self._run(queries.SWEEPS, {"names": list(SWEEPS)})}
@@ -216,21 +252,9 @@ class Source:
         }
 
     def _server(self) -> ServerState:
+        self._database.run(queries.WRITABLE, {})
         row = self._run(queries.SERVER)[0]
         return ServerState(row.size_bytes, row.oldest_transaction_s, row.connections, row.max_connections)
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """A clock that is `LATELY` behind, for the first id of that time."""
-
-    clock: Clock
-
-    def now(self) -> Any:
-        return self.clock.now() - LATELY
-
-    def monotonic(self) -> float:
-        return self.clock.monotonic()
 
 
 class Latest:

@@ -1,13 +1,14 @@
-"""The state of a Redis server: whether it accepts writes, its memory, and what it does when its memory is full."""
+"""The state of the broker, and of a Redis server: whether it accepts writes, its memory, and what it does when full."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
-from perdure.network.tls import normalised
+from perdure.network.tls import normalised, split
 from perdure.redis import connect, remedy
 
 _PROBE_S = 60
@@ -34,6 +35,18 @@ class RedisState:
     def fill(self) -> float | None:
         """Which part of the memory limit is used; `None` without a limit."""
         return self.memory_bytes / self.limit_bytes if self.memory_bytes and self.limit_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """The state of the broker, of any kind. `fault` says why workers cannot be woken; `None`: it can be reached."""
+
+    fault: str | None
+
+
+def broker_state(reachable: Callable[[], bool]) -> BrokerState:
+    """The state of the broker to which `reachable` tries to connect."""
+    return BrokerState(None if reachable() else "The broker cannot be reached.")
 
 
 class RedisServer:
@@ -80,10 +93,16 @@ class RedisServer:
         self._client.close()
 
 
+def redis_urls(redis_url: str | None, broker_url: str | None) -> list[tuple[str, str]]:
+    """The names and URLs of Redis, and of the broker if it is another Redis server, or several of them."""
+    found = [] if redis_url is None else [("redis", normalised(redis_url))]
+    brokers = split(broker_url) if broker_url is not None and broker_url.startswith("redis") else []
+    known = {url for _, url in found}
+    return [*found, *(("broker", url) for url in map(normalised, brokers) if url not in known)]
+
+
 def redis_servers(redis_url: str | None, broker_url: str | None, prefix: str) -> list[RedisServer]:
-    """Redis, and the broker if it is another Redis server."""
-    found = [] if redis_url is None else [RedisServer("redis", redis_url, prefix)]
-    is_redis = broker_url is not None and broker_url.startswith("redis") and ";" not in broker_url
-    if broker_url is not None and is_redis and (redis_url is None or normalised(broker_url) != normalised(redis_url)):
-        found.append(RedisServer("broker", broker_url, prefix))
-    return found
+    """Redis, and the broker if it is another Redis server. Of several brokers, any but one may be a standby."""
+    found = redis_urls(redis_url, broker_url)
+    several = broker_url is not None and len(split(broker_url)) > 1
+    return [RedisServer(name, url, prefix) for name, url in found if not (several and name == "broker")]

@@ -87,6 +87,7 @@ class Status:
             "schedules_late_s": dict(read.schedules),
             "breakers": [each.to_dict() for each in read.breakers],
             "database": None if read.server is None else asdict(read.server),
+            "broker": None if read.broker is None else asdict(read.broker),
             "redis": [asdict(each) for each in read.redis],
             "disks": [asdict(each) for each in read.disks],
             "stuck": [
@@ -184,6 +185,9 @@ def _of_database(read: Readings) -> Iterator[Fault]:
 
 
 def _of_redis(read: Readings) -> Iterator[Fault]:
+    broker = None if read.broker is None else read.broker.fault
+    if broker is not None and not any(each.name == "broker" and each.fault for each in read.redis):
+        yield Fault("broker", "down", broker)
     for each in read.redis:
         if each.fault is not None:
             yield Fault(each.name, "down", each.fault)
@@ -197,7 +201,7 @@ def _of_redis(read: Readings) -> Iterator[Fault]:
 
 def _of_processes(read: Readings) -> Iterator[Fault]:
     alive = [each for each in read.processes if each.is_alive]
-    if read.server is not None and not read.workers:
+    if read.has("processes") and not read.workers:
         last = min((each.seen_s for each in read.processes if each.runs_turns), default=None)
         seen = "none was seen today" if last is None else f"the last one was seen {_for(last)} ago"
         yield Fault("workers", "down", f"No worker runs turns: {seen}.")
@@ -268,7 +272,7 @@ def _of_failures(read: Readings) -> Iterator[Fault]:
         (
             "deliveries",
             "deliveries_failed_lately",
-            "deliveries of the last hour were abandoned: `perdure deliveries list`",
+            "deliveries were abandoned within the last hour: `perdure deliveries list --status failed`",
         ),
         (
             "consolidation",

@@ -122,14 +122,15 @@ FAIL = Statement(
 
 # Returns a row to only one worker, which then executes the round. A due time that is more than one interval ahead was
 # written before the clock was set back, and counts as reached. A difference of up to a second is ignored, because
-# concurrent rounds normally cause it.
+# concurrent rounds normally cause it. A worker attempts once per interval, so it may take a round a little early.
 TAKE_ROUND = Statement(
     "slots.take_round",
     """
     INSERT INTO sweeps AS s (name, due_at)
     VALUES ('schedules', perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
+    WHERE s.due_at <= perdure_now() + make_interval(secs => least(%(every_s)s::float / 5, 1))
+       OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name
     """,
 )

@@ -106,7 +106,7 @@ def usage(
     """
     if by not in BY:
         raise ValueError(f"usage is added up by one of {', '.join(BY)}, not by {by!r}")
-    given = {"by": by, "first_id": first_id(since), "zone": settings.timezone}
+    given = {"by": by, "since": since, "first_id": first_id(since), "zone": settings.timezone}
     found: dict[tuple[str | None, str | None], Used] = {}
     for row in executor.run(queries.USAGE, given):
         used = found.setdefault(_key(row.key, by), Used())

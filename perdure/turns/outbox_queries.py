@@ -18,7 +18,7 @@ def _receiver(delivery: str) -> str:
     """The SQL expression that identifies the receiver of a delivery.
 
     It must equal the expression in the index `deliveries_pending_idx`. A receiver gets the deliveries of a conversation
-    in the order of their turns.
+    in the order of their turns. A task in two queues is two receivers: `_PENDING` compares the queues, too.
     """
     target = f"{delivery}.target"
     return f"""md5(coalesce({target} ->> 'url', {target} ->> 'task',
@@ -51,7 +51,7 @@ def _place(delivery: str, turn: str, session: str) -> str:
 _PENDING = f"""
     (SELECT p.delivery_id, p.turn_id, p.asking_seq, p.due_at FROM deliveries AS p
      WHERE p.status = 'pending' AND p.user_id = own.user_id AND p.scope = own.scope
-       AND {_receiver("p")} = {_receiver("own")}
+       AND {_receiver("p")} = {_receiver("own")} AND p.target ->> 'queue' IS NOT DISTINCT FROM own.target ->> 'queue'
      ORDER BY p.delivery_id LIMIT 100)
 """.strip()
 
@@ -74,6 +74,19 @@ TAKE_DELIVERY = Statement(
             JOIN sessions AS s ON s.session_id = earlier.session_id
             WHERE {_place("e", "earlier", "s")} < {_place("own", "own", "own")})
     RETURNING d.turn_id, d.target, attempts, extract(epoch FROM perdure_now() - d.created_at)::float AS age_s
+    """,
+)
+
+# Records the messages that the receiver has accepted: `now_sent`. If others than `already_sent` are recorded, another
+# attempt has sent them, and nothing changes.
+NOTE_SENT = Statement(
+    "deliveries.note_sent",
+    f"""
+    UPDATE deliveries
+    SET target = target || jsonb_build_object('sent', %(now_sent)s::jsonb),
+        due_at = perdure_now() + make_interval(secs => %(attempt_s)s)
+    WHERE delivery_id = %(delivery_id)s AND {_IS_PENDING} AND coalesce(target -> 'sent', '[]') = %(already_sent)s::jsonb
+    RETURNING delivery_id
     """,
 )
 
@@ -115,7 +128,7 @@ DELIVERED = Statement(
     """,
 )
 
-# `forgiven`: the attempt does not count (see `NotAsked`).
+# `forgiven`: the attempt does not count (see `NotAsked`). `due_at` of a failed delivery is when it was abandoned.
 POSTPONE_DELIVERY = Statement(
     "deliveries.postpone",
     f"""
@@ -304,13 +317,13 @@ DELIVERIES = Statement(
     writes=False,
 )
 
-# Failed deliveries are few among many, so the list of all would read far.
+# Failed deliveries are few among many, so the list of all would read far. Those that were abandoned last come first.
 DELIVERIES_FAILED = Statement(
     "deliveries.list_failed",
     """
     SELECT delivery_id, turn_id, user_id, target, status, attempts, last_error, created_at,
            NULL::timestamptz AS due_at, delivered_at
-    FROM deliveries WHERE status = 'failed' ORDER BY created_at DESC LIMIT %(limit)s
+    FROM deliveries WHERE status = 'failed' ORDER BY deliveries.due_at DESC LIMIT %(limit)s
     """,
     writes=False,
 )
@@ -324,13 +337,14 @@ DELIVERIES_PENDING = Statement(
     writes=False,
 )
 
-# Restarts a delivery. If a worker is attempting the delivery, it may be sent twice. The receiver deduplicates by the
-# delivery's id.
+# Restarts a delivery: one that was delivered with its first message, another with the first that was not accepted. If a
+# worker is attempting the delivery, it may be sent twice. The receiver deduplicates by the delivery's id.
 RESEND = Statement(
     "deliveries.resend",
     """
     UPDATE deliveries
-    SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0, delivered_at = NULL
+    SET status = 'pending', attempts = 0, due_at = perdure_now(), wake_at = NULL, wakes = 0, delivered_at = NULL,
+        target = CASE WHEN status = 'delivered' THEN target - 'sent' ELSE target END
     WHERE delivery_id = %(delivery_id)s
     RETURNING delivery_id
     """,

@@ -81,7 +81,8 @@ SEIZE_WAITING = Statement(
     """,
 )
 
-# The worker whose statement moves `due_at` ahead runs this round of the sweeper.
+# The worker whose statement moves `due_at` ahead runs this round of the sweeper. A worker attempts once per interval,
+# so it may take a round a little early: otherwise an attempt a millisecond before `due_at` would skip the round.
 TAKE_SWEEP = Statement(
     "sweep.take",
     """
@@ -89,7 +90,8 @@ TAKE_SWEEP = Statement(
     VALUES (%(name)s, perdure_now() + make_interval(secs => %(every_s)s))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
     -- A later `due_at` was written while the clock was ahead. Within 1 s, two rounds merely committed out of order.
-    WHERE s.due_at <= perdure_now() OR s.due_at > excluded.due_at + interval '1 second'
+    WHERE s.due_at <= perdure_now() + make_interval(secs => least(%(every_s)s::float / 5, 1))
+       OR s.due_at > excluded.due_at + interval '1 second'
     RETURNING s.name, s.paces
     """,
 )
@@ -392,6 +394,18 @@ _IS_PAID = """
                   AND a.tool_calls -> e.position ->> 'id' = m.tool_call_id))
 """.strip()
 
+# The paid messages of the turn `t`, each with the agent that wrote it, or whose guards judged it. The record of a
+# prompt names its agent if it is another one than that of the turn's reply before. The turn's agent is the last one: it
+# counts only if no record is stored, as in an import or a fork. The window functions keep one probe for each turn: a
+# join could read all messages of the installation.
+_PAID = f"""
+    LATERAL (
+        SELECT m.*, coalesce(max(m.names) OVER (PARTITION BY greatest(m.stint, 1)), t.agent) AS agent
+        FROM (SELECT m.model, m.fallback, m.usage, m.created_at, m.prompt ->> 'agent' AS names,
+                     count(m.prompt ->> 'agent') OVER (ORDER BY m.seq) AS stint
+              FROM messages AS m WHERE m.session_id = t.session_id AND {_WITHIN_TURN} AND {_IS_PAID}) AS m) AS m
+""".strip()
+
 # What each reply of a turn used and, `with_others`, of the turns of other agents that answer its calls. A fallback's
 # reply has the fallback's model.
 USED = Statement(
@@ -403,31 +417,29 @@ USED = Statement(
         SELECT e.effect_id FROM counted JOIN tool_effects AS e USING (turn_id)
         WHERE e.waits_for = 'agent' AND %(with_others)s
     )
-    SELECT t.agent, m.model, m.fallback, m.usage, m.created_at
-    FROM counted JOIN turns AS t USING (turn_id)
-    JOIN messages AS m ON m.session_id = t.session_id AND m.turn_id = t.turn_id
-    WHERE m.seq >= t.first_seq
-      AND {_IS_PAID}
+    SELECT m.agent, m.model, m.fallback, m.usage, m.created_at
+    FROM counted JOIN turns AS t USING (turn_id) CROSS JOIN {_PAID}
     """,
     writes=False,
 )
 
-# What all replies used of the turns that were accepted since `first_id`, the least id of that time: a row for each day,
-# model and `key`. Prices may depend on a prompt's size, so only replies to prompts of a similar size share a row.
-# OFFSET 0 keeps one probe for each turn: a join could read all messages of the installation.
+# What all replies used of the turns that were accepted since `since`: a row for each day, model and `key`. `first_id`
+# is the least id of that time; turns that were imported, or copied by a fork, have later ids than that. What a fork
+# copied counts in its source. Prices may depend on a prompt's size, so only replies to prompts of a similar size share
+# a row.
 USAGE = Statement(
     "turns.usage",
     f"""
     WITH used AS (
-        SELECT CASE %(by)s WHEN 'agent' THEN t.agent WHEN 'model' THEN m.model
+        SELECT CASE %(by)s WHEN 'agent' THEN m.agent WHEN 'model' THEN m.model
                            WHEN 'day' THEN (m.created_at AT TIME ZONE %(zone)s)::date::text
                            ELSE t.user_id END AS key,
-               t.turn_id, t.agent, m.model, m.fallback, (m.created_at AT TIME ZONE 'UTC')::date AS day, m.usage,
+               m.agent, m.model, m.fallback, (m.created_at AT TIME ZONE 'UTC')::date AS day, m.usage,
                (m.usage ->> 'input_tokens')::bigint AS input, (m.usage ->> 'output_tokens')::bigint AS output,
                (m.usage ->> 'cached_tokens')::bigint AS cached
-        FROM turns AS t CROSS JOIN LATERAL (
-            SELECT * FROM messages AS m WHERE m.session_id = t.session_id AND {_WITHIN_TURN} OFFSET 0) AS m
-        WHERE t.turn_id >= %(first_id)s::uuid AND {_IS_PAID}
+        FROM turns AS t JOIN sessions AS s USING (session_id) CROSS JOIN {_PAID}
+        WHERE t.turn_id >= %(first_id)s::uuid AND t.accepted_at >= %(since)s
+          AND (s.forked_from IS NULL OR t.accepted_at >= s.created_at)
     )
     SELECT key, agent, model, fallback, day, usage IS NOT NULL AS reported, count(*) AS replies,
            sum(input)::bigint AS input, sum(cached)::bigint AS cached, sum(output)::bigint AS output

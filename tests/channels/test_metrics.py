@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from perdure.channels.http.app import create_app
 from perdure.clock import MovedClock
+from perdure.errors import Unavailable
+from perdure.observe import presence
 from perdure.observe.presence import WORKER, Presence
 from perdure.observe.readings import Source
 from perdure.observe.servers import RedisServer, redis_servers
@@ -45,8 +48,7 @@ def test_readyz_fails_without_a_worker_after_some_time(runtime: Runtime, clock: 
         clock.advance(timedelta(seconds=61))
         statuses.append(client.get("/readyz").status_code)
         detail = client.get("/readyz").json()["detail"]
-        presence = Presence(runtime.database, clock, WORKER, "w@h", ["turns"])
-        presence.report()
+        Presence(runtime.database, clock, WORKER, "w@h", ["turns"]).report()
         statuses.append(client.get("/readyz").status_code)
         clock.advance(timedelta(seconds=61))
         statuses.append(client.get("/readyz").status_code)
@@ -59,9 +61,9 @@ def test_readyz_allows_a_worker_to_restart(runtime: Runtime, clock: MovedClock) 
     """A worker that shuts down is given as long to return as one that was killed, however old the gateway is."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         clock.advance(timedelta(seconds=1_000))
-        presence = Presence(runtime.database, clock, WORKER, "w@h", ["turns"])
-        presence.start()
-        presence.stop()
+        worker = Presence(runtime.database, clock, WORKER, "w@h", ["turns"])
+        worker.start()
+        worker.stop()
         statuses = [client.get("/readyz").status_code]
         clock.advance(timedelta(seconds=61))
         statuses.append(client.get("/readyz").status_code)
@@ -75,6 +77,49 @@ def test_readyz_ignores_workers_if_the_setting_is_0(runtime: Runtime, clock: Mov
     with TestClient(create_app(replace(runtime, settings=settings), lambda: True), base_url=BASE_URL) as client:
         clock.advance(timedelta(seconds=10_000))
         assert client.get("/readyz").status_code == 200
+
+
+def test_readyz_says_that_the_database_refuses_writes(runtime: Runtime) -> None:
+    """A standby answers each query, and accepts no message. A failover makes the gateway ready again."""
+
+    def demote(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = on")
+        connection.commit()
+
+    engine = runtime.database.engine
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
+        statuses = [client.get("/readyz").status_code]
+        event.listen(engine, "connect", demote)
+        engine.dispose()
+        answer = client.get("/readyz")
+        event.remove(engine, "connect", demote)
+        statuses += [answer.status_code, client.get("/readyz").status_code]
+
+    assert statuses == [200, 503, 200]
+    assert answer.json()["detail"] == "The database accepts no writes at present."
+
+
+def test_readyz_counts_the_silence_of_workers_from_the_end_of_an_outage(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the database is unavailable no worker can report, so each has some time to report again afterwards."""
+
+    def unavailable(_: object) -> None:
+        raise Unavailable("The database cannot be reached; please try again.")
+
+    Presence(runtime.database, clock, WORKER, "w@h", ["turns"]).report()
+    with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
+        with monkeypatch.context() as outage:
+            outage.setattr(presence, "read_processes", unavailable)
+            clock.advance(timedelta(seconds=600))
+            client.get("/readyz")
+        statuses = []
+        for passed_s in (1, 61):
+            clock.advance(timedelta(seconds=passed_s))
+            statuses.append(client.get("/readyz").status_code)
+
+    assert statuses == [200, 503]
 
 
 def test_readyz_says_that_redis_is_full(runtime: Runtime, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
 
+from perdure.certify import run
 from perdure.certify.certificate import Certificate, Finding, Kind, ToolReport
 from perdure.cli.inspect import certify
 from tests.cli.conftest import Environment, Perdure
@@ -47,6 +49,32 @@ def test_a_wrong_module_or_tool_is_wrong_usage(
 ) -> None:
     done = perdure("certify", *arguments, env=nowhere)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_what_was_found_before_a_signal_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is 1, also if nothing was found so far."""
+    report = ToolReport("shop", "order", "idempotent", calls=2, ran=2)
+    partial = Certificate("shop", [report], played=Counter({"schedules": 2, "kills": 1}), complete=False)
+
+    def interrupted(*_given: object, **_more: object) -> Certificate:
+        raise run.CertificationInterrupted(partial)
+
+    monkeypatch.setattr(run, "certify", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        certify.certify("shop")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "order\tshop\tidempotent\t2\t2\t0\t0\tnothing found",
+        "",
+        "Stopped before the end.",
+        "2 schedules with 1 kills and 0 flushes of Redis: nothing found so far.",
+    ]
+    with pytest.raises(typer.Exit):
+        certify.certify("shop", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["complete"]) == (False, False)
 
 
 def test_the_output_of_a_finding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from sqlalchemy.engine import make_url
 
 from perdure.application.dangers import application, dangers
 from perdure.errors import Unavailable
-from perdure.redis import client_url
+from perdure.redis import client_url, connect
+from perdure.servers import redis
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import Databases
 
@@ -65,6 +66,62 @@ def test_each_dangerous_setting_is_named_with_its_fix(
     }
     assert all(each["risk"] and each["fix"] for each in found.values())
     assert "maxmemory-policy is allkeys-lru" in perdure("doctor").stdout
+
+
+def test_a_broker_of_its_own_is_examined(
+    perdure: Perdure, environment: Environment, server: Redis, tmp_path: Path
+) -> None:
+    """The queues are in the broker, so that its settings can lose messages, too. Its risks name it."""
+    server.config_set("appendonly", "no")
+    broker = redis.start(tmp_path / "broker")
+    try:
+        with connect(broker.url) as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            client.config_set("appendonly", "no")
+        ended = perdure("doctor", "--json", env={**environment, "PERDURE_BROKER_URL": broker.url})
+    finally:
+        broker.stop()
+    (found,) = json.loads(ended.stdout)["findings"]
+    assert ended.returncode == 1
+    assert found["setting"] == "maxmemory-policy is allkeys-lru"
+    assert str(tmp_path) in found["where"]
+
+
+@pytest.mark.parametrize(
+    ("broker_url", "said"),
+    [
+        ("amqp://guest:hidden@127.0.0.1:1//", "The broker cannot be reached."),
+        ("redis://:hidden@127.0.0.1:1/0", "Redis at 127.0.0.1:1 cannot be reached."),
+        ("redis://:hidden@127.0.0.1:1/0;redis://:hidden@127.0.0.1:2/0", "Redis at 127.0.0.1:1 cannot be reached."),
+    ],
+)
+def test_a_broker_that_is_down_is_unavailable(
+    perdure: Perdure, environment: Environment, server: Redis, broker_url: str, said: str
+) -> None:
+    """The message names the broker's variable, and no password."""
+    server.config_set("appendonly", "no")
+    ended = perdure("doctor", env={**environment, "PERDURE_BROKER_URL": broker_url})
+    assert ended.returncode == 3
+    assert said in ended.stderr
+    assert "PERDURE_BROKER_URL" in ended.stderr
+    assert "hidden" not in ended.stderr
+
+
+def test_a_standby_of_the_broker_may_be_down(
+    perdure: Perdure, environment: Environment, server: Redis, redis_url: str
+) -> None:
+    """Of several brokers, one must work."""
+    server.config_set("appendonly", "no")
+    ended = perdure("doctor", env={**environment, "PERDURE_BROKER_URL": f"redis://127.0.0.1:1/0;{redis_url}"})
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_what_the_role_cannot_see_is_said(perdure: Perdure, server: Redis) -> None:
+    """An ordinary role sees no transactions of other roles. That is no dangerous setting."""
+    server.config_set("appendonly", "no")
+    ended = perdure("doctor")
+    assert ended.returncode == 0
+    assert "GRANT pg_read_all_stats" in ended.stderr
 
 
 AGENTS = """

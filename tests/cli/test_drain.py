@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
 
+from perdure.clock import SystemClock
+from perdure.database.engine import Database
+from perdure.observe.presence import WORKER, Presence, read_processes
 from tests.cli.conftest import Environment, Perdure
+from tests.turns.harness import until
 
 
 @pytest.fixture
@@ -56,6 +63,68 @@ def test_a_drain_that_is_late_is_reported(perdure: Perdure) -> None:
 
     assert (drained.returncode, _report(drained)["quiet"]) == (1, False)
     assert "The intake stays closed" in drained.stderr
+
+
+@pytest.fixture
+def reporting(database_url: str) -> Iterator[Callable[..., Presence]]:
+    """Reports a worker to PostgreSQL that answers no question, as one does that is suspended, or without a broker."""
+    database = Database(database_url)
+
+    def report(name: str = "w@h", **given: Any) -> Presence:
+        made = Presence(database, SystemClock(), WORKER, name, ["turns"], **given)
+        made.report()
+        return made
+
+    yield report
+    database.close()
+
+
+@pytest.mark.parametrize("broker_url", [None, "redis://127.0.0.1:1/0", "amqp://guest:guest@127.0.0.1:1//"])
+def test_a_worker_that_says_nothing_is_not_quiet(
+    perdure: Perdure, environment: Environment, reporting: Callable[..., Presence], broker_url: str | None
+) -> None:
+    """A live worker that does not answer may run turns, whether it is suspended or the broker is down."""
+    reporting()
+    where = {} if broker_url is None else {"PERDURE_BROKER_URL": broker_url}
+    drained = perdure("drain", "--within", "3", "--json", env={**environment, **where})
+
+    report = _report(drained)
+    assert (drained.returncode, report["quiet"], report["workers"]) == (1, False, 0)
+    assert report["workers_unheard"] == ["w@h"]
+    assert "No word that they are quiet from: w@h" in drained.stderr
+
+
+def test_a_worker_may_say_in_postgresql_that_it_is_quiet(
+    perdure: Perdure, environment: Environment, reporting: Callable[..., Presence]
+) -> None:
+    """The command needs no broker. A worker that has stopped is quiet, too."""
+    reporting("quiet@h", quiet=lambda: True)
+    stopped = reporting("stopped@h")
+    stopped.start()
+    stopped.stop()
+    drained = perdure("drain", "--json", env={**environment, "PERDURE_BROKER_URL": "redis://127.0.0.1:1/0"})
+
+    assert drained.returncode == 0, drained.stderr
+    assert (_report(drained)["quiet"], _report(drained)["workers_unheard"]) == (True, [])
+
+
+@pytest.mark.long
+def test_a_suspended_worker_is_not_quiet(perdure: Perdure, working: BaseProcess, database_url: str) -> None:
+    """A worker that is stopped by a signal answers nothing. When it goes on, the drain completes."""
+    database = Database(database_url)
+    assert perdure("send", "hello", "--wait", "30").returncode == 0
+    until(lambda: bool(read_processes(database)), "the worker reports")
+    assert working.pid is not None
+    os.kill(working.pid, signal.SIGSTOP)
+    try:
+        drained = perdure("drain", "--within", "3", "--json")
+    finally:
+        os.kill(working.pid, signal.SIGCONT)
+    again = perdure("drain", "--json")
+    database.close()
+
+    assert (drained.returncode, _report(drained)["quiet"]) == (1, False)
+    assert (again.returncode, _report(again)["quiet"]) == (0, True)
 
 
 def test_resuming_and_ending_sessions_exclude_each_other(perdure: Perdure) -> None:

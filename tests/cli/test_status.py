@@ -40,6 +40,15 @@ def test_a_lost_server_is_a_fault_and_no_crash(perdure: Perdure, environment: En
         assert (part, "down") in {(each["part"], each["severity"]) for each in found["faults"]}
 
 
+@pytest.mark.parametrize("broker_url", ["amqp://guest:guest@127.0.0.1:1//", "redis://127.0.0.1:1;redis://127.0.0.1:2"])
+def test_a_broker_that_is_down_is_a_fault(perdure: Perdure, environment: Environment, broker_url: str) -> None:
+    """No turn is woken without the broker, whichever it is, so the exit status is 1."""
+    ran = perdure("status", "--json", env={**environment, "PERDURE_BROKER_URL": broker_url})
+    found = {(each["part"], each["severity"]) for each in json.loads(ran.stdout)["faults"]}
+    assert ran.returncode == 1
+    assert found == {("broker", "down"), ("workers", "down")}
+
+
 @pytest.mark.parametrize("seconds", ["6e16", "nan", "inf", "-1"])
 def test_a_time_that_no_interval_holds_is_refused(perdure: Perdure, seconds: str) -> None:
     """The message names the option, and no statement fails."""

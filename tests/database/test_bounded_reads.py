@@ -88,6 +88,10 @@ _FILL = f"""
     SELECT gen_random_uuid(), turn_id, user_id, '{{"url": "https://a.example"}}',
            CASE WHEN settled_at IS NULL THEN 'pending' ELSE 'delivered' END, now(), now()
     FROM turns;
+    INSERT INTO deliveries (delivery_id, turn_id, user_id, target, status, due_at, created_at)
+    SELECT gen_random_uuid(), gen_random_uuid(), 'user ' || n, '{{"url": "https://a.example"}}', 'failed',
+           now() - interval '2 hours' - n * interval '1 second', now() - interval '5 hours'
+    FROM generate_series(1, {_OTHERS}) AS n;
     INSERT INTO cases (case_id, query, response_text, created_at)
     SELECT 'case ' || n, 'q', 'r', now() FROM generate_series(1, 3000) AS n;
     INSERT INTO case_executions (case_id, turn_id, succeeded, executed_at, counted)

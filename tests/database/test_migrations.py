@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import URL, Engine
 
+from perdure.cli.errors import _expected
 from perdure.database.compatibility import require, revisions
 from perdure.database.engine import Database
 from perdure.database.migrate import config, migrate
@@ -63,7 +66,13 @@ def _catalogue(engine: Engine) -> list[Any]:
 
 
 def _downgrade(empty: URL, revision: str) -> None:
-    command.downgrade(config(empty), revision)
+    made, engine = config(empty), engine_of(empty)
+    try:
+        with engine.connect() as connection:
+            made.attributes["connection"] = connection
+            command.downgrade(made, revision)
+    finally:
+        engine.dispose()
 
 
 @pytest.mark.exhaustive
@@ -85,6 +94,79 @@ def test_up_and_down_and_up_again(empty: URL, engine: Engine, tmp_path: Path, re
         assert _catalogue(engine) == before
         migrate(empty)
         assert _catalogue(engine) == stages[-1][1]
+
+
+class _Interruption(Exception):
+    """The migration's process is killed before it sends a statement."""
+
+
+@contextmanager
+def _interrupted(at: int) -> Iterator[None]:
+    """In the block, a migration is interrupted before the `at`th statement from its first autocommit block on.
+
+    The block has committed what the migration did before it.
+    """
+    entered, sent = False, 0
+    enter = MigrationContext.autocommit_block
+
+    def entering(context: MigrationContext) -> Any:
+        nonlocal entered
+        entered = True
+        return enter(context)
+
+    def sending(*_: Any) -> None:
+        nonlocal sent
+        sent += entered
+        if entered and sent == at:
+            raise _Interruption
+
+    event.listen(Engine, "before_cursor_execute", sending)
+    try:
+        with patch.object(MigrationContext, "autocommit_block", entering):
+            yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", sending)
+
+
+def _interrupt_everywhere(run: Callable[[], object], undo: Callable[[], object], engine: Engine) -> int:
+    """Interrupt the migration `run` at each point, run it again each time, and compare the tables.
+
+    Returns the number of points.
+    """
+    run()
+    expected, points = _catalogue(engine), 0
+    while True:
+        undo()
+        try:
+            with _interrupted(points + 1):
+                run()
+        except _Interruption:
+            points += 1
+            run()
+            assert _catalogue(engine) == expected, f"interrupted at point {points}"
+        else:
+            return points
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_an_interrupted_migration_can_be_run_again(empty: URL, engine: Engine, direction: str) -> None:
+    """An autocommit block commits what the migration did before it, while the database has the revision before.
+
+    A lock timeout, a restart of the server or a killed process interrupts it there. Each migration is interrupted at
+    each of its statements from there on.
+    """
+    points, former = {}, "base"
+    for revision in revisions():
+        up, down = partial(migrate, empty, revision), partial(_downgrade, empty, former)
+        if direction == "up":
+            points[revision] = _interrupt_everywhere(up, down, engine)
+        else:
+            up()
+            points[revision] = _interrupt_everywhere(down, up, engine) if former != "base" else 0
+            up()
+        former = revision
+    assert {"0008", "0011"} <= {each for each, number in points.items() if number > 0}
 
 
 @pytest.mark.long
@@ -150,10 +232,16 @@ def test_four_concurrent_migrations_succeed(empty: URL) -> None:
 
 def test_an_unreachable_server_is_reported_without_its_password() -> None:
     """If the server is unreachable, the error contains its address without the password."""
-    with pytest.raises(Unavailable) as raised:
-        migrate("postgresql://ana:s3cret@127.0.0.1:1/perdure")
-    assert "127.0.0.1" in raised.value.message
-    assert "s3cret" not in raised.value.message
+    for url in (
+        "postgresql://ana:s3cret@127.0.0.1:1/perdure",
+        "postgresql://127.0.0.1:1/perdure?user=ana&password=s3cret&sslpassword=s3cret",
+        "postgresql:///perdure?host=127.0.0.1&port=1&password=s3cret",
+    ):
+        with pytest.raises(Unavailable) as raised:
+            migrate(url)
+        assert "perdure up" in (_expected(raised.value) or ("",))[0]
+        assert "The database 'perdure' at 127.0.0.1 cannot be migrated" in raised.value.message
+        assert "s3cret" not in raised.value.message
     with pytest.raises(Unavailable):
         require(Database("postgresql://ana:s3cret@127.0.0.1:1/perdure"))
 
@@ -165,6 +253,19 @@ def test_the_clock_of_the_database_can_be_moved(empty: URL, engine: Engine) -> N
         assert connection.scalar(text("SELECT perdure_now() = now()"))
         connection.execute(text("SELECT set_config('perdure.clock_offset', '90.5', false)"))
         assert connection.scalar(text("SELECT extract(epoch FROM perdure_now() - now())::float")) == 90.5
+
+
+def test_a_lock_that_is_not_free_in_time_is_no_missing_server(empty: URL, engine: Engine) -> None:
+    """The message tells the operator to run the command again, and not to start a server."""
+    migrate(empty, "0007")
+    with engine.begin() as holder:
+        holder.execute(text("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(Unavailable) as raised:
+            migrate(empty)
+    message, status = _expected(raised.value) or ("", 0)
+    assert ("lock timeout" in message, "perdure up" in message, status) == (True, False, 3)
+    assert "Run `perdure migrate` again" in message
+    assert migrate(empty).after == HEAD
 
 
 _INDEX = (

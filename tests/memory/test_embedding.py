@@ -18,7 +18,8 @@ from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
-from perdure.settings import MemorySettings
+from perdure.retention import retain
+from perdure.settings import MemorySettings, RetentionSettings
 from tests.databases import engine_of
 from tests.memory.corpus import import_conversation
 from tests.turns.harness import side_by_side
@@ -187,6 +188,49 @@ def test_the_daily_walk_finds_missing_vectors(database: Database, clock: MovedCl
     for _ in range(6):
         embed_missing(database, embedder)
     assert _count(connection, "message_vectors") == 3
+
+
+def test_vectors_that_retention_deletes_are_not_made_again(
+    database: Database, clock: MovedClock, connection: Connection
+) -> None:
+    """Neither by the daily scan, nor by that for a new embedder. The vectors of newer messages are made."""
+    import_conversation(database, clock, _TALK, user_id="bo", occurred_at=clock.now().isoformat())
+    embedder, days = Fickle(), 30
+    embed_missing(database, embedder, vectors_days=days)
+    assert _vectors(connection, 64) == 3
+    for _ in range(3):
+        clock.advance(timedelta(days=days, minutes=1))
+        new = import_conversation(database, clock, _TALK, session=str(clock.now()), occurred_at=clock.now().isoformat())
+        deleted = retain(database, settings=RetentionSettings(vectors_days=days))["vectors of messages"]
+        assert deleted == 3
+        seen = len(embedder.seen)
+        for _ in range(6):
+            embed_missing(database, embedder, vectors_days=days)
+        assert (len(embedder.seen) - seen, _vectors(connection, 64), new.added) == (3, 3, 3)
+    for _ in range(6):
+        embed_missing(database, Fickle(128), vectors_days=days)
+    assert _vectors(connection, 128) == 3
+    clock.advance(timedelta(days=1, minutes=1))
+    for _ in range(6):
+        embed_missing(database, embedder)
+    assert _vectors(connection, 64) == 12, "without a limit, all messages get their vectors"
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["the import's sessions", "the workers' rounds"])
+def test_an_old_message_that_is_imported_gets_no_vector(
+    database: Database, clock: MovedClock, connection: Connection, *, is_named: bool
+) -> None:
+    """Retention would delete it. The words of the message are searched; it no longer waits for a vector."""
+    done = import_conversation(database, clock, _TALK)
+    embedder, days = Fickle(), 30
+    if is_named:
+        assert embed_sessions(database, embedder, done.sessions, vectors_days=days).error is None
+    else:
+        for _ in range(6):
+            embed_missing(database, embedder, batch=2, vectors_days=days)
+    assert (embedder.seen, _count(connection, "message_vectors"), _count(connection, "unembedded")) == ([], 0, 0)
+    recall = Recall(database, embedder, MemorySettings(), clock)
+    assert recall.search(UserKey("ana"), "the kiln", 1)[0].content == _TALK[1]
 
 
 def test_vectors_of_full_precision_are_found_and_moved(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.observe.series import ALERTS, DASHBOARD, named, promtool
@@ -49,3 +51,52 @@ def test_the_table_of_faults_names_alerts_with_their_series() -> None:
     assert len(rows) == 12
     assert [alert for _, alert, series in rows if series not in rules[alert]] == []
     assert planted == [(part, alert) for part, alert, _ in rows]
+
+
+RULE_TEST = """
+rule_files: [{rules}]
+evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series:
+{series}
+    alert_rule_test:
+      - {{eval_time: {at}, alertname: {alert}, exp_alerts: [{fires}]}}
+"""
+
+OUTAGE = {
+    "perdure_database_up": "1x4 0x20 1x20",
+    "perdure_workers_of_turns": "1x4 _x20 1x20",
+    "perdure_beats": "1x4 _x20 1x20",
+    'perdure_processes_lost{kind="worker"}': "0x4 _x20 2 0x20",
+    "perdure_broker_up": "1x45",
+}
+"""What a gateway serves before, during and after five minutes without PostgreSQL. Workers report soon afterwards."""
+
+
+@pytest.mark.parametrize(
+    ("alert", "series", "at", "fires"),
+    [
+        ("PerdureDatabaseDown", OUTAGE, "4m", True),
+        ("PerdureNoWorker", OUTAGE, "4m", False),
+        ("PerdureBeatGone", OUTAGE, "6m", False),
+        ("PerdureProcessLost", OUTAGE, "6m30s", False),
+        ("PerdureBrokerDown", OUTAGE, "6m", False),
+        ("PerdureNoWorker", {"perdure_workers_of_turns": "0x20"}, "3m", True),
+        ("PerdureProcessLost", {'perdure_processes_lost{kind="worker"}': "0x4 1x20"}, "4m", True),
+        ("PerdureBrokerDown", {"perdure_broker_up": "1x4 0x20"}, "3m", True),
+    ],
+)
+def test_an_alert_fires_for_its_own_fault_only(
+    tmp_path: Path, alert: str, series: dict[str, str], at: str, *, fires: bool
+) -> None:
+    """An outage of PostgreSQL is one alert: it says nothing about workers and beats, which cannot report."""
+    rules = {each["alert"]: each for group in yaml.safe_load(ALERTS.read_text())["groups"] for each in group["rules"]}
+    labels = {**rules[alert]["labels"], **({"kind": "worker"} if alert == "PerdureProcessLost" else {})}
+    summary = rules[alert]["annotations"]["summary"].replace("{{ $labels.kind }}", "worker")
+    expected = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+    lines = "\n".join(f"      - {json.dumps({'series': name, 'values': values})}" for name, values in series.items())
+    text = RULE_TEST.format(rules=ALERTS, series=lines, at=at, alert=alert, fires=json.dumps(expected) if fires else "")
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    assert "SUCCESS" in promtool("test", "rules", str(file))

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import create_engine, event
 
 from perdure import tool
 from perdure.database.engine import Database
 from perdure.errors import ProviderError
+from perdure.memory.import_export import export_messages, import_messages
 from perdure.observe import queries
 from perdure.observe.disks import DiskState, disk_states
 from perdure.observe.exposition import Exposition
 from perdure.observe.presence import BEAT, GONE_S, WORKER, Presence
 from perdure.observe.readings import Counted, Latest, Readings, Source
-from perdure.observe.status import Fault, explain, judge
+from perdure.observe.servers import RedisState
+from perdure.observe.status import Fault, Status, explain, judge
 from perdure.schedules.entries import active_entries
+from perdure.sessions.forking import fork
 from perdure.turns.lease.claim import claim
-from perdure.turns.outbox import Carrier, DeliveryFailed, Undeliverable, deliver
+from perdure.turns.outbox import Carrier, DeliveryFailed, Undeliverable, deliver, list_deliveries
 from perdure.workers.celery_application import TASKS
+from tests.databases import Databases, engine_of
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls
 
@@ -40,8 +50,8 @@ def _faults(read: Readings) -> dict[str, str]:
     return {each.part: each.severity for each in judge(read)}
 
 
-def _present(harness: Harness, kind: str = WORKER, **given: Any) -> Presence:
-    made = Presence(harness.database, harness.clock, kind, f"{kind}@host", **({"queues": ["turns"]} | given))
+def _present(harness: Harness, kind: str = WORKER, name: str = "", **given: Any) -> Presence:
+    made = Presence(harness.database, harness.clock, kind, name or f"{kind}@host", **({"queues": ["turns"]} | given))
     made.report()
     return made
 
@@ -92,6 +102,23 @@ def test_failed_turns_are_counted_by_their_codes_and_unknown_agents_share_a_labe
 
     assert _samples(read)["perdure_turns_failed_lately"] == {("other", "PROVIDER_ERROR"): 1}
     assert _source(harness).read().failures == []
+
+
+def test_old_failures_with_new_ids_are_not_counted(harness: Harness) -> None:
+    """A fork and an import give new ids to old turns. Failures of the fork itself count, and those of an hour once."""
+    harness.script(ProviderError("down", transient=False))
+    failed = harness.ask()
+    exported = [json.dumps({**each, "user_id": "ben"}) for each in export_messages(harness.database)]
+    forked = fork(harness.database, harness.clock, UUID(failed["session_id"]))
+    assert [each.number for each in _source(harness).read().failures] == [1]
+    harness.move(4_000)
+    fork(harness.database, harness.clock, UUID(failed["session_id"]))
+    [imported] = import_messages(harness.database, harness.clock, "assistant", exported)
+    assert (imported.added, _source(harness).read().failures) == (2, [])
+    harness.script(ProviderError("down", transient=False))
+    sent = harness.send(session_id=forked)
+    harness.run(sent.session_id)
+    assert [each.number for each in _source(harness).read().failures] == [1]
 
 
 class Carries(Carrier):
@@ -262,7 +289,7 @@ def test_a_clock_that_differs_is_seen(harness: Harness) -> None:
         queries.REPORT,
         {
             "process_id": UUID(int=1), "kind": WORKER, "name": "w", "owner": "h:1", "release": "1", "queues": ["turns"],
-            "now": harness.clock.now().replace(year=2040),
+            "now": harness.clock.now().replace(year=2040), "quiet": False,
         },
     )  # fmt: skip
     read = _source(harness).read()
@@ -277,6 +304,167 @@ def test_a_late_sweep_and_a_closed_intake_are_seen(harness: Harness) -> None:
     _present(harness)
 
     assert _faults(_source(harness).read()) == {"intake": "down", "sweeper": "warning"}
+
+
+def test_deliveries_count_from_when_they_are_abandoned(harness: Harness) -> None:
+    """Twelve attempts take hours. What was abandoned within the last hour counts, however old the reply is."""
+    harness.ask(reply_to=URL)
+    (row,) = harness.sql("SELECT delivery_id FROM deliveries")
+    harness.move(10_000)
+    deliver(harness.database, {"url": Carries(Undeliverable("410 Gone"))}, row.delivery_id)
+    abandoned = _source(harness).read()
+    harness.move(3_700)
+    later = _source(harness).read()
+
+    assert "abandoned within the last hour" in " ".join(each.message for each in judge(abandoned))
+    assert _samples(abandoned)["perdure_deliveries_failed_lately"][()] == 1
+    assert _samples(abandoned)["perdure_deliveries_failed_oldest_seconds"][()] == pytest.approx(10_000, abs=5)
+    assert later.amounts["deliveries_failed_lately"].number == 0
+    assert later.amounts["deliveries_failed"].number == 1
+
+
+def test_abandoned_deliveries_are_listed_by_the_time_of_their_failure(harness: Harness) -> None:
+    """The reply that was abandoned last is the first of the list, though it is the older one."""
+    found = []
+    for user in ("ana", "bob"):
+        harness.ask(user_id=user, reply_to=URL)
+        (row,) = harness.sql("SELECT delivery_id FROM deliveries WHERE user_id = %(user)s", user=user)
+        found.append(row.delivery_id)
+        harness.move(10)
+    for delivery_id in reversed(found):
+        deliver(harness.database, {"url": Carries(Undeliverable("410 Gone"))}, delivery_id)
+        harness.move(10)
+
+    listed = list_deliveries(harness.database, status="failed")
+    assert [each["delivery_id"] for each in listed] == [str(each) for each in found]
+
+
+@contextmanager
+def _demoted(database: Database) -> Iterator[None]:
+    """The server accepts no writes within the block, as a primary does that has become a standby."""
+
+    def demote(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = on")
+        connection.commit()
+
+    event.listen(database.engine, "connect", demote)
+    database.engine.dispose()
+    try:
+        yield
+    finally:
+        event.remove(database.engine, "connect", demote)
+
+
+def test_a_database_that_refuses_writes_is_down(harness: Harness) -> None:
+    """A standby answers all readings, and accepts no message. After the failover, the next reading succeeds."""
+    _present(harness)
+    source = _source(harness)
+    with _demoted(harness.database):
+        read = source.read()
+
+    assert _faults(read) == {"database": "down"}
+    assert judge(read)[0].message == "The database accepts no writes at present; please try again."
+    assert _samples(read)["perdure_database_up"][()] == 0
+    assert judge(source.read()) == ()
+    assert _samples(source.read())["perdure_database_up"][()] == 1
+
+
+_OF_PROCESSES = (
+    "perdure_workers", "perdure_workers_of_turns", "perdure_beats", "perdure_processes_lost",
+    "perdure_clock_skew_seconds",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failed", "missing"),
+    [
+        ("server", (*_OF_PROCESSES, "perdure_turns_unsettled", "perdure_sessions_parked", "perdure_breakers")),
+        ("processes", _OF_PROCESSES),
+        ("unsettled", ("perdure_turns_unsettled",)),
+        ("parked", ("perdure_sessions_parked",)),
+        ("breakers", ("perdure_breakers",)),
+    ],
+)
+def test_what_was_not_read_has_no_series(failed: str, missing: tuple[str, ...]) -> None:
+    """An alert on 0 workers must not fire because the workers cannot be read."""
+    read, unread = Readings(), Readings(failed={failed: "The database is busy."})
+
+    assert [name for name in missing if name not in _samples(read)] == []
+    assert [name for name in missing if name in _samples(unread)] == []
+    assert ("workers" in _faults(unread)) == (failed not in {"server", "processes"})
+
+
+def test_silence_in_an_outage_is_no_loss(harness: Harness) -> None:
+    """While PostgreSQL is unavailable, no process can report. Afterwards, each has the usual time to report again."""
+    dead = _present(harness, name="dead@host")
+    harness.move(GONE_S + 1)
+    worker = _present(harness)
+    source = _source(harness)
+    assert [each.name for each in source.read().lost] == ["dead@host"]
+    with _demoted(harness.database):
+        source.read()
+        harness.move(600)
+        source.read()
+    after = source.read()
+    harness.move(GONE_S + 1)
+    gone = source.read()
+    worker.report()
+    back = source.read()
+
+    assert ([each.name for each in after.workers], [each.name for each in after.lost]) == (["worker@host"], [dead.name])
+    assert [each.name for each in gone.lost] == ["dead@host", "worker@host"]
+    assert [each.name for each in back.workers] == ["worker@host"]
+
+
+def test_a_lock_is_no_open_transaction(harness: Harness, database_url: str) -> None:
+    """A process that holds a lock is idle in a transaction that keeps no dead row. One with a snapshot does."""
+    engine = create_engine(database_url, isolation_level="REPEATABLE READ")
+    with harness.database.lock("channels") as is_held:
+        assert is_held
+        idle = _source(harness).read().server
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            harmful = _source(harness).read().server
+    engine.dispose()
+
+    assert idle is not None
+    assert harmful is not None
+    assert (idle.oldest_transaction_s, harmful.oldest_transaction_s > 0) == (0, True)
+
+
+def test_connections_to_all_databases_count(harness: Harness, databases: Databases, granted: Database) -> None:
+    """max_connections is the server's, and a role without rights sees the number of all connections, too."""
+    with databases.empty() as elsewhere, ExitStack() as stack:
+        engine = engine_of(elsewhere)
+        for _ in range(5):
+            stack.enter_context(engine.connect()).exec_driver_sql("SELECT 1")
+        (own,) = harness.sql(
+            "SELECT count(*) AS number FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend'"
+        )
+        read = [Source(each, harness.clock).read().server for each in (harness.database, granted)]
+        stack.close()
+        engine.dispose()
+
+    assert all(each is not None and each.connections >= own.number + 5 for each in read)
+
+
+@pytest.mark.parametrize("redis", [[], [RedisState("redis", None)]])
+def test_a_broker_that_cannot_be_reached_is_down(harness: Harness, redis: list[RedisState]) -> None:
+    """Also RabbitMQ, of which there are no other readings."""
+    _present(harness)
+    broken, works = (
+        replace(Source(harness.database, harness.clock, broker_reachable=partial(bool, up)).read(), redis=redis)
+        for up in (False, True)
+    )
+
+    assert judge(broken) == (Fault("broker", "down", "The broker cannot be reached."),)
+    assert judge(works) == ()
+    assert [_samples(each)["perdure_broker_up"][()] for each in (broken, works)] == [0, 1]
+    assert Status(broken, judge(broken)).to_dict()["broker"] == {"fault": "The broker cannot be reached."}
+    twice = replace(broken, redis=[RedisState("broker", "The broker cannot be reached.")])
+    assert len(judge(twice)) == 1
 
 
 @pytest.mark.long

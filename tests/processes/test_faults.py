@@ -240,7 +240,8 @@ def test_clock_skew(stack: Stack) -> None:
 def test_long_transaction(stack: Stack) -> None:
     """A program of the same role leaves a transaction open."""
     stack.plant("database", "PerdureLongTransaction")
-    engine = create_engine(stack.installation.environment["PERDURE_DATABASE_URL"])
+    url = stack.installation.environment["PERDURE_DATABASE_URL"]
+    engine = create_engine(url, isolation_level="REPEATABLE READ")  # keeps its snapshot while it is idle
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT 1")
         assert "A transaction has been open" in stack.shows("database", "warning", "PerdureLongTransaction")

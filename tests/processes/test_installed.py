@@ -38,17 +38,18 @@ class Shop:
         self.directory = directory
         self.app = Celery("shop", broker=installation.environment["PERDURE_BROKER_URL"], set_as_current=False)
         install(self.app)
-        self.app.conf.task_default_queue = QUEUE
+        self.app.conf.update(task_default_queue=QUEUE, task_queue_max_priority=10)
         self._installation = installation
 
-    def worker(self, *options: str) -> Worker:
-        """Start a worker of the application."""
+    def worker(self, *options: str, **settings: str) -> Worker:
+        """Start a worker of the application, with additional environment variables."""
         name = f"shop-{len(self._installation.workers) + 1}"
         environment = {
             **self._installation.environment,
             "C_FORCE_ROOT": "1",  # otherwise Celery refuses to run as root with pickle
             "NEIGHBOUR_REDIS_URL": self._installation.environment["PERDURE_BROKER_URL"],
             "NEIGHBOUR_DIRECTORY": str(self.directory),
+            **settings,
         }
         del environment["PERDURE_BROKER_URL"]  # perdure uses the application's broker
         container = WorkerContainer(name, environment, self.directory, options, "tests.processes.shop")
@@ -56,9 +57,9 @@ class Shop:
         container.start()
         return self._installation.workers[-1]
 
-    def perdures(self) -> Worker:
+    def perdures(self, **settings: str) -> Worker:
         """Start a worker that consumes perdure's queues and the application's queues."""
-        made = self.worker("-P", "threads", "-c", "8", "-Q", f"{QUEUE},{PERDURES}")
+        made = self.worker("-P", "threads", "-c", "8", "-Q", f"{QUEUE},{PERDURES}", **settings)
         made.container.ready()
         return made
 
@@ -91,6 +92,23 @@ def test_an_applications_worker_runs_its_tasks_and_turns(installation: Installat
     (turn,) = installation.settled(row.turn_id, within_s=AT_ONCE_S)
     assert turn["reply"]["text"] == answer_to("hello")
     wait_until(lambda: shop.runs() == {"quick": 1, "expired-carts": 1}, "its own tasks run")
+    installation.check()
+
+
+@pytest.mark.parametrize("accepted", ["pickle", "yaml"])
+def test_an_application_need_not_accept_json(installation: Installation, shop: Shop, accepted: str) -> None:
+    """The tasks of perdure run though the application accepts no JSON: those acknowledged early and late.
+
+    Celery refuses the application's own task in JSON. The refusal is logged.
+    """
+    worker = shop.perdures(SHOP_ACCEPTS=accepted)
+    shop.app.send_task("turns.submit", kwargs={"user_id": "ana", "text": "hello"})
+    (row,) = wait_until(lambda: installation.query("SELECT turn_id FROM turns"), "the message is accepted")
+    (turn,) = installation.settled(row.turn_id, within_s=AT_ONCE_S)
+    assert turn["reply"]["text"] == answer_to("hello")
+    assert "dropped" not in worker.logs()
+    shop.app.send_task("shop.quick", serializer="json")
+    wait_until(lambda: f"queue {QUEUE}: dropped 1 items" in worker.logs(), "the refusal is logged")
     installation.check()
 
 

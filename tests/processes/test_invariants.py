@@ -194,6 +194,11 @@ def test_each_violation_of_schedules_is_found(installation: Installation) -> Non
     def fire(plan: Plan, slot: datetime) -> str:
         message_id = f"schedule:{plan.schedule_id}:{slot.isoformat()}"
         installation.accept("hello", message_id=message_id)
+        settle = """
+            UPDATE turns SET settled_at = %(slot)s, status = 'done'
+            WHERE turn_id = (SELECT turn_id FROM inbox WHERE message_id = %(message_id)s) RETURNING turn_id
+        """
+        installation.query(settle, slot=slot, message_id=message_id)
         return message_id
 
     ids = [fire(minutely, slot) for slot in slots] + [fire(once, now)]

@@ -153,6 +153,16 @@ def test_a_refused_firing_is_repeated_in_the_next_round(
     assert sweep() == ["hourly", "other"]
 
 
+def test_a_round_a_little_early_is_not_skipped(
+    database: Database, clock: MovedClock, limits: TurnSettings, sweep: Sweep
+) -> None:
+    """A worker attempts once per interval: an attempt a little before the due time takes the round."""
+    clock.advance(seconds(-limits.sweep_s / 10))
+    assert sweep() == []
+    clock.advance(seconds(-limits.sweep_s / 2))
+    assert sweep() is None
+
+
 @pytest.mark.usefixtures("at_one")
 def test_one_of_eight_sweepers_runs_the_round(
     database: Database, clock: MovedClock, limits: TurnSettings, wire: list[str]

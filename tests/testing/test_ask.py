@@ -26,6 +26,7 @@ from perdure import (
     ask_user,
     celery_tool,
     guard,
+    handoff,
     required,
     sleep_until,
     tool,
@@ -144,6 +145,20 @@ def test_the_limits_of_an_agent(limits: Mapping[str, Any], error_code: str | Non
     first = ModelReply("", calls, Usage(1_000, 500), "gpt-5", "tool_calls")
     answer = ask(Agent("assistant", "You sell tea.", [price], **limits), "Tea?", model=Scripted(first, "3.5 euros."))
     assert (answer.error_code, answer.steps) == (error_code, steps)
+
+
+@pytest.mark.parametrize(("first", "error_code"), [("openai:gpt-5", "BUDGET_EXHAUSTED"), ("openai:gpt-5-nano", None)])
+def test_a_limit_counts_each_reply_at_the_price_of_its_agent(first: str, error_code: str | None) -> None:
+    """After a handoff, and after a turn has waited."""
+    back = Agent("back", "You sell coffee.", [], model="openai:gpt-5-nano", max_cost=0.05)
+    pay = tool(requires_approval=True)(price.function)
+    front = Agent("front", "You sell tea.", [pay, handoff(back, name="over")], model=first, max_cost=0.5)
+    large = Usage(100_000, 0)
+    waits = ModelReply("", (ToolCall("c", "price", '{"article": "tea"}'),), Usage(1_000, 0), "m", "tool_calls")
+    over = ModelReply("", (ToolCall("d", "over", "{}"),), large, "m", "tool_calls")
+    models = {"back": Scripted(*([] if error_code else ["4 euros."]))}
+    answer = ask(front, "Coffee?", model=Scripted(waits, over), models=models, approve=True)
+    assert answer.error_code == error_code
 
 
 def test_the_window_of_an_agent() -> None:

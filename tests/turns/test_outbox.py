@@ -185,6 +185,18 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
 
 
+def test_the_queues_of_a_task_do_not_wait_for_each_other(harness: Harness) -> None:
+    """A task in two queues is two receivers: of one conversation, a failing queue does not delay the other."""
+    harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@a", "shop.*@b")})
+    carriers = {"task": Recipient(failures=1)}
+    failing, other, later = (_delivery(harness, task="shop.answered", queue=queue) for queue in "aba")
+    assert deliver(harness.database, carriers, failing) == DeliveryPostponed(FIRST_RETRY_S)
+    assert deliver(harness.database, carriers, other) == Delivered()
+    assert deliver(harness.database, carriers, later) == DeliveryNotDue()
+    harness.move(FIRST_RETRY_S)
+    assert deliver(harness.database, carriers, failing) == Delivered(later)
+
+
 def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
     """If the server's clock is set back a day during a delivery's pause, the delivery is due at once."""
     harness.move(DAY_S)

@@ -185,6 +185,18 @@ def test_an_idle_round_costs_six_commits(harness: Harness) -> None:
     assert ran == [each.name for each in (*turns, *others, turns_queries.TAKE_SWEEP)]
 
 
+def test_a_round_a_little_early_is_not_skipped(harness: Harness) -> None:
+    """A worker attempts once per interval: an attempt a little before the due time takes the round."""
+    sweep_s = harness.settings.turn.sweep_s
+    harness.move(2 * sweep_s)
+    assert sweep(harness.runtime) is not None
+    for early_s in (sweep_s / 100, sweep_s / 10):
+        harness.move(sweep_s - early_s)
+        assert sweep(harness.runtime) is not None
+    harness.move(sweep_s / 2)
+    assert sweep(harness.runtime) is None
+
+
 def test_sessions_without_an_isolation_slot_delay_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that find no free slot for a dedicated process do not delay the wake-up of another session."""
     monkeypatch.setattr(sweeping, "MOST_A_ROUND", 5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -12,8 +13,10 @@ import pytest
 from perdure import Agent, agent_tool
 from perdure.access.tenants import user_key
 from perdure.agents import Agents
+from perdure.memory.import_export import export_messages, import_messages
 from perdure.models.prices import cost
 from perdure.models.protocol import ModelReply, ToolCall, Usage
+from perdure.sessions.forking import fork
 from perdure.settings import Settings
 from perdure.turns.costs import Used, cost_of, usage
 from perdure.turns.queries import USAGE
@@ -90,6 +93,27 @@ def test_only_turns_of_the_time_count(turns: Harness) -> None:
     }
 
 
+def test_what_a_fork_copies_is_not_counted_again(turns: Harness) -> None:
+    """Each reply was paid once. A later reply in the fork counts, as one of its own."""
+    before = _used(turns, "agent", days=2)
+    session_id = turns.sql("SELECT session_id FROM turns WHERE user_id LIKE %(u)s ORDER BY turn_id", u="%ann")[0][0]
+    forked = fork(turns.database, turns.clock, session_id)
+    assert _used(turns, "agent", days=2) == before
+    turns.script(ModelReply("yes", (), SMALL, "m"))
+    turns.run(turns.send("go on", user_id=user_key("acme", "ann"), session_id=forked).session_id)
+    assert _used(turns, "agent", days=2)["cheap", None].replies == before["cheap", None].replies + 1
+
+
+def test_imported_turns_count_when_they_were_accepted(turns: Harness) -> None:
+    """An import gives new ids to old turns."""
+    exported = [json.dumps({**each, "user_id": "dora"}) for each in export_messages(turns.database)]
+    [imported] = import_messages(turns.database, turns.clock, "cheap", exported)
+    assert imported.added == 6
+    for given, replies in ({"hours": 1}, 2), ({"days": 2}, 3):
+        found = _used(turns, "user", **given)
+        assert sum(used.replies for (user, _), used in found.items() if user == "dora") == replies
+
+
 def test_an_agent_that_answered_a_call_is_not_counted_twice(harness: Harness) -> None:
     """The call's result carries the usage of the other agent's turn, which counts by itself."""
     searcher = Agent("searcher", "You search.", model=CHEAP)
@@ -142,7 +166,7 @@ def test_it_reads_the_messages_of_each_turn_once(harness: Harness) -> None:
         " RETURNING 1",
         count=count,
     )
-    given = {"by": "agent", "first_id": UUID(int=0), "zone": "UTC"}
+    given = {"by": "agent", "since": datetime(2020, 1, 1, tzinfo=UTC), "first_id": UUID(int=0), "zone": "UTC"}
     for nodes in plans(harness.database, USAGE, given):
         assert rows_read(nodes) <= 5 * count, outline(nodes)
     assert _used(harness, "agent", days=9_999)["assistant", None].replies == count - 1

@@ -158,6 +158,23 @@ def test_tasks_whose_countdown_passes_wait_for_room() -> None:
     assert broker.taking == {"turns", "deliveries"}
 
 
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_an_error_that_escapes_celery_is_logged(caplog: pytest.LogCaptureFixture, *, acknowledged: bool) -> None:
+    """The message of the task is lost if it was acknowledged early, and dropped otherwise. Neither is silent."""
+    rejected: list[str] = []
+    message = SimpleNamespace(acknowledged=acknowledged, reject_log_error=lambda *_: rejected.append("turns"))
+    request: Any = SimpleNamespace(delivery_info={"routing_key": "turns"}, message=message, acknowledged=acknowledged)
+    consumer: Any = Consumer.__new__(Consumer)
+    consumer.__dict__.update(
+        _dropped=malformed.Dropped(), connection_errors=(), call_soon=lambda work, *arguments: work(*arguments)
+    )
+    ran = Future[Any]()
+    ran.set_exception(LookupError("refused"))
+    consumer._ended(request, Rooms(1, Broker()), ran)
+    assert "queue turns: dropped 1 items that no worker can read: LookupError" in caplog.text
+    assert rejected == ([] if acknowledged else ["turns"])
+
+
 def test_a_task_that_ends_while_its_queue_is_cancelled_reopens_it() -> None:
     """If a task ends while the worker cancels the task's queue, the worker consumes the queue again."""
     broker = Broker()

@@ -11,6 +11,8 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
+from perdure.application.install import install
+from perdure.network.queues import QUEUES
 from perdure.workers.consumer.pause import INTAKE, Consumption
 
 
@@ -49,6 +51,27 @@ def app() -> Celery:
     made = Celery("pausing", set_as_current=False)
     made.conf.task_queues = [Queue(name) for name in (*INTAKE, "deliveries")]
     return made
+
+
+@pytest.mark.parametrize("selected", [QUEUES, ()])
+def test_the_applications_maximum_priority_is_not_perdures(selected: tuple[str, ...]) -> None:
+    """The paused queues keep their arguments: RabbitMQ refuses to declare them with others, which ends the worker."""
+    app = Celery("shop", broker="amqp://127.0.0.1:1//", set_as_current=False)
+    app.conf.task_queue_max_priority = 10
+    install(app)
+    app.amqp.queues.select(selected)
+    before, arguments = dict(app.amqp.queues.consume_from), _arguments(app)
+    consumption = Consumption()
+    consumption.attach(SimpleNamespace(app=app, consumer=SimpleNamespace(task_consumer=None)))
+    consumption.pause()
+    assert set(app.amqp.queues.consume_from) == before.keys() - set(INTAKE)
+    consumption.resume()
+    assert app.amqp.queues.consume_from == before
+    assert _arguments(app) == arguments
+
+
+def _arguments(app: Celery) -> dict[str, str]:
+    return {name: str(queue.queue_arguments or None) for name, queue in app.amqp.queues.items()}
 
 
 def test_a_failing_broker_loses_no_queue(app: Celery) -> None:

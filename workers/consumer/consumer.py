@@ -166,11 +166,12 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def _ended(self, request: Any, rooms: Rooms, ran: Future[Any]) -> None:
         """Free the task's place. If an error escaped Celery's handling, drop the message, which no worker can finish.
 
-        Celery itself would leave such a message unacknowledged for ever.
+        Celery itself would leave such a message unacknowledged for ever, or lose an acknowledged one without a line in
+        the log.
         """
         queue = request.delivery_info["routing_key"]
         rooms.leave(queue)
-        if not ran.cancelled() and (error := ran.exception()) is not None and not request.acknowledged:
+        if not ran.cancelled() and (error := ran.exception()) is not None:
             self.call_soon(self._drop, request.message, malformed.reason(error), queue)
 
     def connection_for_read(self, heartbeat: float | None = None) -> Any:

@@ -113,7 +113,7 @@ def own_credentials(settings: Settings) -> tuple[str, str] | None:
     configured = os.environ.get(f"{_PREFIX}BASIC_AUTH") or os.environ.get(f"{_PREFIX}AUTH")
     if configured or settings.flower.auth is FlowerAuth.NONE:
         return None
-    return USER, made_once(settings.data_dir / _PASSWORD_FILE, _password)
+    return USER, _generated(settings)
 
 
 def _require(settings: Settings, **_: Any) -> None:
@@ -138,10 +138,13 @@ def _require(settings: Settings, **_: Any) -> None:
             _check_address(options.address, options.basic_auth, options.auth)
         if options.basic_auth and not own:
             raise SettingsError("FLOWER_BASIC_AUTH has a user without a password; accepted: USER:PASSWORD,...")
-    if not own and settings.flower.auth is FlowerAuth.PASSWORD:
-        password = made_once(settings.data_dir / _PASSWORD_FILE, _password)
-        options.basic_auth = [f"{USER}:{password}"]
-        log.info("Flower requires the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
+        if not own and settings.flower.auth is FlowerAuth.PASSWORD:
+            options.basic_auth = [f"{USER}:{_generated(settings)}"]
+            log.info("Flower requires the user %s and the password in %s", USER, settings.data_dir / _PASSWORD_FILE)
+
+
+def _generated(settings: Settings) -> str:
+    return made_once(settings.data_dir / _PASSWORD_FILE, _password, f"{_PREFIX}BASIC_AUTH")
 
 
 def _password() -> str:

@@ -16,16 +16,15 @@ from uuid import UUID
 
 from celery import Celery
 from kombu import Producer
-from kombu.exceptions import EncodeError
 from kombu.utils.uuid import uuid
-from redis.exceptions import ResponseError
 
 from perdure.assembly import Addresses
 from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import PRIORITIES, broker_priority
-from perdure.workers.publish.wake import ENOUGH, PAUSE_S, RETRY_ONCE, CeleryWaker
+from perdure.workers.publish.queues import RETRY_ONCE, concerns_one
+from perdure.workers.publish.wake import ENOUGH, PAUSE_S, CeleryWaker
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,6 @@ _PAUSE_S = 0.01
 
 _TRIES = 2
 _CLOSE_S = 3.0
-
-_ERRORS_OF_ONE = (EncodeError, ResponseError)
-"""Errors of a single wake-up: its arguments are not JSON, or the Redis key of its queue is not a list."""
 
 _DRAINS = {"drains": True}
 """The option of a wake-up that is not published if enough wake-ups for turns wait at the broker."""
@@ -138,7 +134,7 @@ class BackgroundWaker(CeleryWaker):
         if len(wakes) > 1:
             refusals = (self._publish_batch([wake]) for wake in wakes)
             return next((refusal for refusal in refusals if refusal is not None), None)
-        if not isinstance(failed, _ERRORS_OF_ONE):
+        if failed is None or not concerns_one(failed):
             return failed
         log.error("a wake-up for %s cannot be published (%s)", wakes[0][0], type(failed).__name__)
         return None

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
+from kombu import Queue
 from kombu.exceptions import EncodeError
 
 from perdure.assembly import Addresses
@@ -27,7 +28,8 @@ from perdure.tasks.arguments import described
 from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 from perdure.workers.celery_application import connected_app, transport_options
-from perdure.workers.publish.wake import PAUSE_S, RETRY_ONCE
+from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one
+from perdure.workers.publish.wake import PAUSE_S
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +92,18 @@ class CeleryCalls:
             return TaskSent.NO
         try:
             with self._app.producer_or_acquire() as producer:
-                self._reach(producer)
+                options |= self._reach(producer, options)
                 reached = True
                 self._app.amqp.send_task_message(producer, call.task, message, **{**options, **_SENDING})
         except EncodeError:
             log.exception("the arguments of the task %s cannot be sent", call.task)
             return TaskSent.NO
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.warning("the broker did not accept the task %s: %s", call.task, loggable(error))
+            if concerns_one(error):
+                return TaskSent.NO
             with self._lock:
                 self._unavailable_until = time.monotonic() + PAUSE_S
-            log.warning("the broker did not accept the task %s: %s", call.task, loggable(error))
             return TaskSent.MAYBE if reached else TaskSent.NO
         return TaskSent.YES
 
@@ -139,16 +143,19 @@ class CeleryCalls:
             self._app.close()
 
     @staticmethod
-    def _reach(producer: Any) -> None:
-        """Connect, also if the broker has closed the connection since the last task.
+    def _reach(producer: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """Connect, also if the broker has closed the connection since the last task; returns the options for the queue.
 
         kombu finds that out only when it publishes, and it would be unknown whether the broker has the task. redis-py
         checks a connection before it sends a command.
         """
+        if isinstance(queue := options.get("queue"), Queue) and "exchange" not in options:
+            return by_name(producer, queue, _WAIT_S)
         connection = producer.connection
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=_WAIT_S)
         if connection.transport.driver_type == "amqp":
             connection.ensure(producer, _ask_nothing, **RETRY_ONCE)(producer)
+        return {}
 
     def _message(self, call: TaskCall) -> tuple[Any, dict[str, Any]]:
         """The message of a call, and the delivery options from the application's routes."""

@@ -11,15 +11,14 @@ from uuid import UUID
 
 from celery import Celery
 from kombu import Producer
-from kombu.exceptions import KombuError
-from kombu.exceptions import OperationalError as BrokerError
 from kombu.transport import redis
-from redis.exceptions import RedisError
 
 from perdure.errors import loggable
+from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import broker_priority, make_app
+from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one, queue_of
 
 if TYPE_CHECKING:
     from perdure.assembly import Addresses
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Seconds after a failure during which nothing is published, so that only one caller waits for the broker."""
+"""Seconds after a failure during which nothing is published, so that only one caller waits for the broker.
 
+An error that concerns one message, such as a refused queue, starts no pause.
+"""
 
 ENOUGH = 20
 """The wake-ups for turns that wait at the broker, from which on a due session needs none of its own.
@@ -46,9 +47,6 @@ class _Unread:
 
     def __init__(self, task_id: str) -> None:
         self.id = task_id
-
-
-RETRY_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
 
 class CeleryWaker:
@@ -134,20 +132,25 @@ class CeleryWaker:
             if time.monotonic() < self._unavailable_until:
                 return False
         try:
-            self._app.send_task(
-                task,
-                kwargs=arguments,
-                ignore_result=True,
-                result_cls=_Unread,
-                add_to_parent=False,
-                retry=True,
-                retry_policy=RETRY_ONCE,
-                **described((), arguments),
-                **options,
-            )
+            with self._app.producer_or_acquire() as producer:
+                if (queue := options.get("queue")) is not None and queue not in QUEUES:
+                    options |= by_name(producer, queue_of(self._app, queue), PAUSE_S)
+                self._app.send_task(
+                    task,
+                    kwargs=arguments,
+                    producer=producer,
+                    ignore_result=True,
+                    result_cls=_Unread,
+                    add_to_parent=False,
+                    retry=True,
+                    retry_policy=RETRY_ONCE,
+                    **described((), arguments),
+                    **options,
+                )
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own; the sweeper repeats this)
-            with self._lock:
-                self._unavailable_until = time.monotonic() + PAUSE_S
+            if not concerns_one(error):
+                with self._lock:
+                    self._unavailable_until = time.monotonic() + PAUSE_S
             log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, loggable(error))
             return False
         self._has_published |= options.get("queue") == "turns"
@@ -172,9 +175,11 @@ class CeleryWaker:
         """Connect to the broker; returns whether the connection succeeds."""
         try:
             with self._app.connection_for_write() as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=PAUSE_S)
+                tries = max(len(connection.alt), 1)  # each server of several
+                connection.ensure_connection(max_retries=tries, interval_start=0, timeout=PAUSE_S)
                 connection.default_channel.close()
-        except (BrokerError, KombuError, RedisError, OSError):
+        except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
+            log.debug("the broker cannot be reached: %s", loggable(error))
             return False
         return True
 

@@ -26,7 +26,7 @@ _LOOK_S = 0.5
 
 
 class FleetDrain:
-    """Pauses a worker while the intake is closed. Any thread may call `report`; only one thread may use the rest."""
+    """Pauses a worker while the intake is closed. Any thread may use `report` and `is_quiet`; only one the rest."""
 
     def __init__(self, process: Process, settings: Settings, isolation: Isolation, consumption: Consumption) -> None:
         self._process = process
@@ -48,6 +48,11 @@ class FleetDrain:
     def is_open(self) -> bool:
         """Whether the intake was open at the last successful `follow_intake`."""
         return self._phase is DrainPhase.OPEN
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the intake was closed at the last successful `follow_intake`, and no turn ran in this process."""
+        return self._phase is DrainPhase.QUIET
 
     def report(self) -> dict[str, Any]:
         """The drain phase, and the numbers of parked turns, flushed sessions and flushed turns in the latest drain."""

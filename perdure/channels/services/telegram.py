@@ -81,6 +81,15 @@ _UNREAD = (
 _REFUSED = "The request does not carry the secret token of PERDURE_TELEGRAM__WEBHOOK_SECRET."
 
 
+def _names_no_bot(record: logging.LogRecord) -> bool:
+    """Whether an HTTP client may log this line. The URLs of Telegram's API contain the bot's token."""
+    return "/bot" not in record.getMessage()
+
+
+for _client in ("httpx", "httpx2"):  # also in an application's process, whose log perdure does not configure
+    logging.getLogger(_client).addFilter(_names_no_bot)
+
+
 class Telegram:
     """The channel `telegram`. `api_url` is the Bot API's base URL; `None` stands for Telegram's own URL.
 

@@ -293,8 +293,8 @@ def restore(case_id: CaseId, *, as_json: AsJson = False) -> None:
     """Make an archived case active again. The pruning policy then spares it for some days."""
     from perdure.casebank import archive
 
-    with connecting.database() as database:
-        archive.restore(database, case_id)
+    with connecting.runtime() as runtime:
+        archive.restore(runtime.database, case_id, runtime.embedder)
     if as_json:
         write_json({"case_id": case_id, "status": "restored"})
 
@@ -334,7 +334,7 @@ def reflect(
 ) -> None:
     """Update success rates, flag failing cases, embed new ones.
 
-    A rate is computed from the latest uses of a case. Cases without a vector are embedded.
+    A rate is computed from the latest uses of a case. Cases without a vector of the embedder are embedded.
     """
     from perdure.casebank import reflection
 
@@ -371,7 +371,8 @@ def _imported(runtime: Runtime, lines: TextIO, tenant: str | None) -> Imported:
     with progress("lines") as (shown, task):
         counted = _counted(lines, shown, task)
         now = runtime.clock.now()
-        return import_lines(runtime.database, counted, now=now, dimensions=dimensions, tenant=tenant)
+        own = embedder.name
+        return import_lines(runtime.database, counted, now=now, dimensions=dimensions, tenant=tenant, own_embedder=own)
 
 
 def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
@@ -381,9 +382,9 @@ def _counted(lines: TextIO, shown: Progress, task: TaskID) -> Iterator[str]:
 
 
 def _embed_and_index(runtime: Runtime, *, others: bool = False) -> None:
-    """Embed the cases without a vector, then build missing indexes.
+    """Embed the cases without a vector of the embedder, then build missing indexes.
 
-    With `others`, also replace the vectors that another embedder made.
+    With `others`, also replace imported vectors of other embedders.
     """
     from perdure.casebank.embedding import embed_cases
     from perdure.casebank.search import build_indexes

@@ -29,7 +29,7 @@ def list_(
 ) -> None:
     """List deliveries, newest first. A failed delivery is a dead letter.
 
-    With --status pending, those that are due next come first.
+    With --status pending, those that are due next come first; with --status failed, those that were abandoned last.
     """
     from perdure.turns.outbox import list_deliveries
 

@@ -137,7 +137,8 @@ def _imported(runtime: Runtime, lines: Iterable[Given], tenant: str | None) -> I
         for result in import_messages(runtime.database, runtime.clock, runtime.agents.default.name, lines, tenant):
             shown.update(read, completed=result.added + result.known + result.refused)
         shown.update(shown.add_task("vectors", total=None))
-        filled = embed_sessions(runtime.database, runtime.embedder, result.sessions)
+        days = runtime.settings.retention.vectors_days
+        filled = embed_sessions(runtime.database, runtime.embedder, result.sessions, vectors_days=days)
     if filled.error is not None:
         sys.stderr.write(f"Some messages were not embedded ({filled.error}); the workers embed them later.\n")
     return result

@@ -9,13 +9,15 @@ import redis
 import typer
 
 from perdure.assembly import redis_address
+from perdure.cli import connecting
 from perdure.database import serverlog
 from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
 from perdure.errors import Unavailable
-from perdure.network.tls import unverified
+from perdure.network.tls import split, unverified
 from perdure.observe.disks import disk_states
-from perdure.observe.servers import NEARLY_FULL, RedisServer
+from perdure.observe.queries import SEES_TRANSACTIONS, WRITABLE
+from perdure.observe.servers import NEARLY_FULL, RedisServer, redis_urls
 from perdure.redis import connect, remedy, where
 from perdure.servers.redis import is_of
 from perdure.settings import Settings
@@ -49,11 +51,12 @@ def findings(settings: Settings, database: Database) -> Iterator[Finding]:
     """The dangerous settings of PostgreSQL and of Redis, and of the connections to the servers.
 
     Raises:
-        Unavailable: a server cannot be reached.
+        Unavailable: a server cannot be reached, or the database accepts no writes.
     """
+    database.run(WRITABLE, {})
     yield from _postgres(database)
     yield from _disks(settings, database)
-    yield from _redis(settings)
+    yield from _redis_servers(settings)
     yield from _connections(settings)
 
 
@@ -73,6 +76,9 @@ def _postgres(database: Database) -> Iterator[Finding]:
                 yield Finding("PostgreSQL", f"{name} is off", risk, f"Set {name} = on.")
             case _:
                 pass
+    if not database.run(SEES_TRANSACTIONS, {})[0].sees:
+        text = "the role sees no transactions of other roles, which may keep PostgreSQL from removing dead rows"
+        typer.echo(f"perdure: {text}: GRANT pg_read_all_stats to it", err=True)
     if (quoting := serverlog.quoting(database)) is not None:
         fix = "Set log_min_error_statement = panic, log_error_verbosity = terse, log_statement = none."
         yield Finding(
@@ -100,15 +106,38 @@ def _connections(settings: Settings) -> Iterator[Finding]:
             yield Finding(variable, option, risk, fix)
 
 
-def _redis(settings: Settings) -> Iterator[Finding]:
-    """Findings about the Redis of `PERDURE_REDIS_URL`, or the embedded one."""
-    url = redis_address(settings)
+def _redis_servers(settings: Settings) -> Iterator[Finding]:
+    """Findings about Redis, and about the broker if it is another server.
+
+    Raises:
+        Unavailable: Redis cannot be reached, or the broker, or none of several.
+    """
+    broker_url = None if settings.broker_url is None else settings.broker_url.get_secret_value()
+    failed: list[Unavailable] = []
+    for name, url in redis_urls(redis_address(settings), broker_url):
+        try:
+            yield from _redis(settings, url, f"PERDURE_{name.upper()}_URL")
+        except Unavailable as error:
+            if name == "redis":
+                raise
+            failed.append(error)
+    if failed and len(failed) == len(split(broker_url or "")):
+        raise failed[0]
+    if broker_url is not None and not broker_url.startswith("redis"):
+        with connecting.broker(settings) as reachable:
+            if reachable is not None and not reachable():
+                raise Unavailable("The broker cannot be reached. Start it, or set PERDURE_BROKER_URL to one that runs.")
+
+
+def _redis(settings: Settings, url: str, variable: str) -> Iterator[Finding]:
+    """Findings about the Redis at `url`, the value of `variable`."""
     name = f"Redis at {where(url)}"
     with connect(url) as client:
         try:
             client.ping()
         except redis.RedisError as error:
-            raise Unavailable(f"{name} cannot be reached. {remedy(error)}") from error
+            fix = remedy(error).replace("PERDURE_REDIS_URL", variable)
+            raise Unavailable(f"{name} cannot be reached. {fix}") from error
         configured: dict[str, str] = {}
         try:
             for setting in _OF_REDIS:  # Redis 6 accepts one name per command

@@ -62,7 +62,7 @@ def _source() -> Iterator[tuple[Source, list[Fault], Callable[[], list[dict[str,
     from perdure.turns.budgets import spent_today
     from perdure.workers.observed import observed
 
-    with connecting.opened() as (settings, database):
+    with connecting.opened() as (settings, database), connecting.broker(settings) as broker_reachable:
         clock, missing, redis_url = SystemClock(), [], None
         try:
             redis_url = redis_address(settings)
@@ -70,7 +70,15 @@ def _source() -> Iterator[tuple[Source, list[Fault], Callable[[], list[dict[str,
             missing.append(Fault("redis", "down", error.message))
         breakers = None if redis_url is None else resolve(settings, clock, redis_url, lambda _: None)
         broker_url = redis_url if settings.broker_url is None else settings.broker_url.get_secret_value()
-        source = observed(settings, database, clock, breakers=breakers, redis_url=redis_url, broker_url=broker_url)
+        source = observed(
+            settings,
+            database,
+            clock,
+            breakers=breakers,
+            redis_url=redis_url,
+            broker_url=broker_url,
+            broker_reachable=broker_reachable,
+        )
         try:
             yield source, missing, lambda: spent_today(database, settings, _SHOWN)
         finally:

@@ -1,7 +1,7 @@
 """`perdure drain`: all workers finish or park their turns, and start no turns until `perdure drain --resume`.
 
 The command closes the intake with a row in PostgreSQL. The intake stays closed after the command ends, and across
-restarts. The command then polls PostgreSQL for running turns, and the reachable workers for the state of their drain.
+restarts. The command then polls PostgreSQL for running turns and the workers' reports, and asks the workers themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def drain(
     """Refuse new work, finish or park running turns, and flush.
 
     The intake stays closed, also across restarts, until --resume. The exit status is 1 if work is still running at
-    the time limit, or if sessions cannot end because they have turns that have not run.
+    the time limit, if a worker has not said that it is quiet, or if sessions cannot end because they have turns that
+    have not run.
     """
     from perdure.cli.serve.drain_watch import Drain, budget_s
     from perdure.turns import drain as fleet
@@ -52,9 +53,10 @@ def drain(
         watched.wait(limit_s)
     _write(watched.report(), as_json=as_json)
     if not watched.quiet:
-        raise Failure(
-            f"Work is still running after {limit_s:g} s. The intake stays closed; run `perdure drain` again to wait."
-        )
+        what = "Work is still running"
+        if watched.unheard and not watched.left.running:
+            what = f"No word that they are quiet from: {', '.join(watched.unheard)}"
+        raise Failure(f"{what} after {limit_s:g} s. The intake stays closed; run `perdure drain` again to wait.")
     if end_sessions and watched.left.held_back:
         raise Failure(
             f"{watched.left.held_back} sessions still have turns to run; they end after `perdure drain --resume`."

@@ -1,9 +1,13 @@
-"""Drains the installation: closes the intake, requests the end of sessions, and polls until no work runs."""
+"""Drains the installation: closes the intake, requests the end of sessions, and polls until no work runs.
+
+A worker is quiet if it says so, over the broker or in its report to PostgreSQL. Each worker that was alive during the
+drain must: one that does not answer, because it is suspended or the broker is unavailable, may still run turns.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +15,7 @@ from rich.console import Console
 
 from perdure.cli import connecting
 from perdure.errors import Conflict
+from perdure.observe.presence import EVERY_S, WORKER, Running, read_processes
 from perdure.runtime import Runtime
 from perdure.sessions.ending import request_end
 from perdure.settings import Settings
@@ -34,6 +39,8 @@ class Drain:
         self._began = time.monotonic()
         self._ends_requested = 0
         self._workers: dict[str, dict[str, Any]] = {}
+        self._expected: set[str] = set()
+        self.unheard: list[str] = []
         drain.begin(self._database)
         self._found = drain.running(self._database)
         self.left = drain.unfinished(self._database)
@@ -47,6 +54,7 @@ class Drain:
             while quiet < _QUIET_POLLS:
                 self._workers = ask("perdure", _POLL_S)
                 self.left = drain.unfinished(self._database)
+                self.unheard = self._find_unheard(read_processes(self._database))
                 quiet = quiet + 1 if self._is_quiet() else 0
                 show(self._line())
                 if time.monotonic() - self._began >= limit_s:
@@ -67,6 +75,7 @@ class Drain:
             "sessions_ending": self.left.ending,
             "sessions_held_back": self.left.held_back,
             "workers": len(self._workers),
+            "workers_unheard": self.unheard,
             "flushed_sessions": sum(worker.get("flushed_sessions", 0) for worker in self._workers.values()),
             "flushed_entries": sum(worker.get("flushed_entries", 0) for worker in self._workers.values()),
             "seconds": round(time.monotonic() - self._began, 3),
@@ -82,20 +91,37 @@ class Drain:
             requested.wake(self._runtime.wake)
 
     def _is_quiet(self) -> bool:
-        if self.left.running or (self._end_sessions and self.left.ending):
+        if self.left.running or self.unheard or (self._end_sessions and self.left.ending):
             return False
-        return all(worker.get("intake") == DrainPhase.QUIET for worker in self._workers.values())
+        return all(map(self._has_answered, self._workers))
+
+    def _has_answered(self, name: str) -> bool:
+        return self._workers.get(name, {}).get("intake") == DrainPhase.QUIET
+
+    def _find_unheard(self, processes: Sequence[Running]) -> list[str]:
+        """The names of the workers that were alive during this drain, and have not said that they are quiet or stop."""
+        workers = [each for each in processes if each.kind == WORKER]
+        self._expected |= {each.name for each in workers if each.is_alive}
+
+        def is_heard(name: str) -> bool:
+            named = [each for each in workers if each.name == name]
+            alive = [each for each in named if each.is_alive]  # of processes with one name, each counts
+            answered = len(alive) <= 1 and self._has_answered(name)
+            return answered or all(each.quiet or each.stopped for each in alive or named[-1:])
+
+        return sorted(name for name in self._expected if not is_heard(name))
 
     def _line(self) -> str:
-        busy = sum(1 for worker in self._workers.values() if worker.get("intake") != DrainPhase.QUIET)
-        line = f"{self.left.running} turns are running, {busy} of {len(self._workers)} workers are not quiet"
+        known = self._workers.keys() | self._expected
+        busy = {name for name in self._workers if not self._has_answered(name)} | set(self.unheard)
+        line = f"{self.left.running} turns are running, {len(busy)} of {len(known)} workers are not quiet"
         return f"{line}, {self.left.ending} sessions are ending" if self._end_sessions else line
 
 
 def budget_s(settings: Settings, *, end_sessions: bool) -> float:
-    """Seconds for every worker to notice the drain, finish or park its turns, flush, and answer the last polls."""
+    """Seconds for every worker to notice the drain, finish or park its turns, flush, report it and answer the polls."""
     sweep_s, shutdown = settings.turn.sweep_s, settings.shutdown
-    quiet_s = sweep_s + shutdown.hard_exit_s + shutdown.flush_s + _QUIET_POLLS * _POLL_S
+    quiet_s = sweep_s + shutdown.hard_exit_s + shutdown.flush_s + EVERY_S + _QUIET_POLLS * _POLL_S
     return quiet_s + settings.model_timeout_s if end_sessions else quiet_s
 
 

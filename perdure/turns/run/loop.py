@@ -461,6 +461,7 @@ class Turn(ABC):
             runtime.database, runtime.clock, runtime.settings, tenure,
             lambda: self._cost(transcript.present, with_others=False),
         )  # fmt: skip
+        self._has_earlier_replies = steps_in(transcript.present) > 0
         self._unstored: Callable[[], Entry] | None = None
         """Makes the entry of the model's last reply, until a commit has stored it."""
         if self._row.cancel_requested_at is not None:
@@ -589,14 +590,16 @@ class Turn(ABC):
     def _cost(self, present: Sequence[Entry], *, with_others: bool = True) -> Decimal:
         """What the turn has cost with the entries `present`; `with_others`: and other agents that answered its calls.
 
-        Rows are read only if such an agent, or a guard that judged an answer, used tokens.
+        Rows are read only if such an agent, or a guard that judged an answer, used tokens, or if the turn had replies
+        when this process began it, or when it was handed over: another agent may have written them.
         """
-        runtime, turn_id = self._runtime, self._row.turn_id
-        if any(entry.role is Role.TOOL and entry.usage is not None for entry in present):
-            return costs.spent_in_all(
-                runtime.database, turn_id, runtime.settings, runtime.agents, with_others=with_others
+        runtime, read = self._runtime, Decimal()
+        if self._has_earlier_replies or any(each.role is Role.TOOL and each.usage is not None for each in present):
+            read = costs.spent_in_all(
+                runtime.database, self._row.turn_id, runtime.settings, runtime.agents, with_others=with_others
             )
-        return costs.spent(present, self._agent, runtime.settings)
+            present = [each for each in present if each.seq is None and each.role is not Role.TOOL]
+        return read + costs.spent(present, self._agent, runtime.settings)
 
     def _try_step(self) -> Outcome | None:
         """Take a step; returns `None` if the turn continues. If the model is unavailable, the turn may wait for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import text
@@ -19,7 +20,7 @@ from perdure.channels.services.protocol import Channel
 from perdure.channels.services.replies import ChatCarrier
 from perdure.models.protocol import Model
 from perdure.runtime import Runtime
-from perdure.turns.outbox import deliver
+from perdure.turns.outbox import deliver, note_sent
 from perdure.turns.run.loop import Runner
 from tests.channels.discord_server import DiscordServer
 from tests.channels.slack_server import SlackServer
@@ -56,10 +57,15 @@ class Installation:
     def __init__(self, runtime: Runtime, waker: RecordingWaker) -> None:
         self.runtime = runtime
         self.channels = configured.channels(runtime.settings, runtime.clock)
-        self._carriers = {"channel": ChatCarrier(self.channels, Buttons(runtime.settings.signing_keys()))}
+        self._carriers = {"channel": self.carrier()}
         self._ingresses: list[Ingress] = []
         self._waker = waker
         self._runner = Runner(runtime, owner="test")
+
+    def carrier(self) -> ChatCarrier:
+        """The carrier of a new worker."""
+        buttons = Buttons(self.runtime.settings.signing_keys())
+        return ChatCarrier(self.channels, buttons, note=partial(note_sent, self.runtime.database))
 
     def ingress(self, name: str) -> Ingress:
         """A new handler of the channel's updates."""
@@ -76,10 +82,14 @@ class Installation:
 
     def work(self) -> None:
         """Run the sessions that have wake-ups, then send the pending deliveries."""
-        while self._waker.sessions:
-            self._runner.run(self._waker.sessions.pop(0))
+        self.run_sessions()
         for row in self.sql("SELECT delivery_id FROM deliveries WHERE status = 'pending' ORDER BY created_at"):
             deliver(self.runtime.database, self._carriers, row.delivery_id)
+
+    def run_sessions(self) -> None:
+        """Run the sessions that have wake-ups."""
+        while self._waker.sessions:
+            self._runner.run(self._waker.sessions.pop(0))
 
     def sql(self, statement: str, **given: Any) -> list[Any]:
         """Run a query; returns its rows."""

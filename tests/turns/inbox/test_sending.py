@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from sqlalchemy import Engine, Row, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm.session import JoinTransactionMode
 
 from perdure import Agent, Sent, answer, external_tool, result, send, send_async
 from perdure.access.tenants import UserKey
@@ -58,6 +59,13 @@ def woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
             each.database.close()
         if "watch" in vars(each):
             each.watch.close()
+
+
+@pytest.fixture
+def woken_soon(woken: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As `woken`, including the wake-ups that the process publishes shortly after a connection's commit."""
+    monkeypatch.setattr(process.Parts, "wake_soon", lambda _, *users: woken.extend(users))
+    return woken
 
 
 @pytest.fixture
@@ -172,6 +180,49 @@ def test_a_connection_in_autocommit(harness: Harness, application: Engine, woken
         sent = send(connection, user_id="ana", text="hello")
         assert woken == ["ana"]
     assert read_turn(harness.database, sent.turn_id)["status"] == "accepted"
+
+
+def test_a_session_in_autocommit(harness: Harness, database: Database, woken: list[str]) -> None:
+    """In autocommit, the message is accepted at once, whether or not the session commits."""
+    with Session(create_engine(database.url, isolation_level="AUTOCOMMIT")) as session:
+        sent = send(session, user_id="ana", text="hello")
+        assert woken == ["ana"]
+    assert read_turn(harness.database, sent.turn_id)["status"] == "accepted"
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint", "control_fully"])
+def test_a_session_within_the_transaction_of_a_connection(
+    application: Engine, woken_soon: list[str], mode: JoinTransactionMode
+) -> None:
+    """The wake-up follows the commit of the connection's transaction, which the session's own commit may leave open."""
+    with application.connect() as connection:
+        connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            send(session, user_id="ana", text="hello")
+            session.commit()
+        if mode != "control_fully":
+            assert woken_soon == []
+            connection.commit()
+        assert woken_soon == ["ana"]
+        connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            send(session, user_id="bob", text="hello")
+        connection.rollback()
+        with Session(connection) as session:  # begins and ends the transaction itself
+            send(session, user_id="cleo", text="hello")
+            session.commit()
+    assert woken_soon == ["ana", "cleo"]
+
+
+def test_a_transaction_in_two_phases(application: Engine, woken_soon: list[str]) -> None:
+    """A transaction in two phases wakes after its commit, and not after its rollback."""
+    with application.connect() as connection:
+        send(connection, user_id="ana", text="hello")
+        connection.dispatch.rollback_twophase(connection, "x", True)
+        send(connection, user_id="bob", text="hello")
+        connection.dispatch.commit_twophase(connection, "x", True)
+        assert woken_soon == ["bob"]
+        connection.rollback()
 
 
 def test_an_async_session(harness: Harness, database: Database, application: Engine, woken: list[str]) -> None:

@@ -29,7 +29,10 @@ Limit = Annotated[int, Query(ge=1, le=1_000, description="At most this many deli
 async def list_(
     gateway: TheGateway, _admin: TheAdministrator, status: Status = None, limit: Limit = _DEFAULT_LIMIT
 ) -> list[Delivery]:
-    """List deliveries, the newest first; of the pending ones, those that are due next come first."""
+    """List deliveries, the newest first.
+
+    Of the pending ones, those that are due next come first; of the failed ones, those that were abandoned last.
+    """
     listed = partial(outbox.list_deliveries, gateway.runtime.database, status=status, limit=limit)
     return [Delivery.model_validate(each) for each in await gateway.in_thread(listed)]
 

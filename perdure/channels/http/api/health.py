@@ -1,10 +1,11 @@
 """`/healthz` reports that the process responds, and `/readyz` reports whether a message would be answered.
 
-`/readyz` succeeds if the gateway accepts messages, this release can use the database
+`/readyz` succeeds if the gateway accepts messages, the database accepts writes and this release can use it
 (`perdure.database.compatibility`), the broker is available, Redis accepts writes, and a worker that runs turns was seen
 within `PERDURE_READY__NO_WORKER_S` seconds. A gateway counts them from its own start, so that it is ready before the
-workers of a new installation are. The response lists the workers that were killed within the last hour
-(`perdure.resilience.kill_reports`). Neither route needs a key, so their responses contain no address, user or table.
+workers of a new installation are, and from the end of an outage of the database, in which none can report. The response
+lists the workers that were killed within the last hour (`perdure.resilience.kill_reports`). Neither route needs a key,
+so their responses contain no address, user or table.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from perdure.channels.http.schemas.health import Health, KilledWorker
 from perdure.clock import Clock
 from perdure.database.compatibility import require
 from perdure.database.engine import Database
-from perdure.errors import IncompatibleDatabase, PerdureError, Unavailable, loggable
+from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.observe import presence
+from perdure.observe.queries import WRITABLE
 from perdure.observe.readings import Source
 from perdure.resilience.kill_reports import Kill
 from perdure.runtime import Runtime
@@ -86,15 +88,16 @@ class Check:
 
 
 def database_check(database: Database) -> Check:
-    """A check that the database is available and that this release can use it."""
+    """A check that the database accepts writes and that this release can use it."""
 
     def find_fault() -> str | None:
         try:
             require(database)
-        except IncompatibleDatabase as error:
+            database.run(WRITABLE, {})
+        except PerdureError as error:
             log.warning("not ready: %s", error.message)
-            return error.message
-        except (SQLAlchemyError, PerdureError) as error:
+            return error.message.replace("; please try again.", ".")
+        except SQLAlchemyError as error:
             log.warning("not ready: the database cannot be reached (%s)", loggable(error))
             return "The database cannot be reached."
         return None
@@ -107,17 +110,19 @@ def broker_check(reachable: Callable[[], bool]) -> Check:
 
 
 def worker_check(database: Database, clock: Clock, no_worker_s: float) -> Check:
-    """A check that a worker that runs turns was seen within `no_worker_s` seconds, or since this call.
+    """A check that a worker that runs turns was seen within `no_worker_s` seconds, or since this call or an outage.
 
     Workers report every few seconds, so the check waits for at least `presence.GONE_S` seconds.
     """
     began = clock.monotonic()
 
     def find_fault() -> str | None:
+        nonlocal began
         try:
             # A worker that has stopped counts, too: it may be about to start again.
             seen = [each.seen_s for each in presence.read_processes(database) if each.runs_turns]
         except (SQLAlchemyError, PerdureError):
+            began = clock.monotonic()
             return None  # the database's own check reports the fault
         waited_s = min([*seen, clock.monotonic() - began])
         if waited_s < max(no_worker_s, presence.GONE_S):

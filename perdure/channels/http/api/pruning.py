@@ -165,7 +165,8 @@ async def restore(case_id: str, gateway: TheGateway, _admin: TheAdministrator) -
     Runs spare a restored case for `PERDURE_CASEBANK__RECENT_ACCESS_DAYS` days.
     """
     name = parameters.parse_name(case_id, "archived case")
-    await gateway.in_thread(partial(archive.restore, gateway.runtime.database, name))
+    runtime = gateway.runtime
+    await gateway.in_thread(partial(archive.restore, runtime.database, name, runtime.embedder))
     return Restored(case_id=name, status="restored")
 
 

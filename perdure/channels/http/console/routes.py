@@ -25,6 +25,7 @@ router = APIRouter(prefix="/console", include_in_schema=False)
 _PATH = "/console/v1"
 
 
+@router.head("")
 @router.get("")
 async def page(request: Request) -> Response:
     """The page of the console, which asks for an admin key unless there is a session."""
@@ -65,6 +66,7 @@ async def end(request: Request, gateway: TheGateway) -> Response:
     return response
 
 
+@router.head("/{name}")
 @router.get("/{name}")
 async def file(name: str, request: Request) -> Response:
     """A script or the style sheet of the console."""

@@ -30,6 +30,7 @@ _STATUS: dict[str, Any] = {
     "schedules_late_s": {},
     "breakers": [],
     "database": None,
+    "broker": {"fault": None},
     "redis": [],
     "disks": [],
     "stuck": [],
