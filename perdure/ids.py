@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from secrets import randbits
 from uuid import UUID, uuid5
 
@@ -11,6 +11,7 @@ from perdure.clock import Clock
 _VERSION_7 = 0x7 << 76
 _VARIANT_RFC = 0b10 << 62
 _MILLISECONDS = (1 << 48) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def new_id(clock: Clock) -> UUID:
@@ -18,6 +19,15 @@ def new_id(clock: Clock) -> UUID:
     milliseconds, microseconds = divmod(round(clock.now().timestamp() * 1_000_000), 1000)
     fraction = microseconds * 4096 // 1000
     return UUID(int=(milliseconds & _MILLISECONDS) << 80 | _VERSION_7 | fraction << 64 | _VARIANT_RFC | randbits(62))
+
+
+def made_at(identifier: UUID) -> datetime:
+    """When `new_id` made `identifier`, to the millisecond.
+
+    >>> made_at(UUID("0196900a-1000-7000-8000-000000000000"))
+    datetime.datetime(2025, 5, 2, 8, 8, 20, 736000, tzinfo=datetime.timezone.utc)
+    """
+    return _EPOCH + timedelta(milliseconds=identifier.int >> 80)
 
 
 def first_id(at: datetime) -> UUID:

@@ -7,6 +7,7 @@ Two more tasks run each minute. `casebank.advance` continues a pruning run that 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from perdure.casebank import executions, reflection
@@ -64,10 +65,10 @@ def count(self: ScheduledTask) -> int:
 
 @declare("casebank.reflect", base=ScheduledTask, ignore_result=False)
 def reflect(self: ScheduledTask) -> dict[str, Any]:
-    """Set each case's success rate from its newest uses, and embed the cases without a vector."""
+    """Set each case's success rate from its newest uses, and embed the cases without a vector of the embedder."""
     runtime = self.process.runtime
     done = reflection.reflect(runtime.database)
-    _embed(runtime)
+    _embed(runtime, self.process.leaving)
     return {"rated": done.rated, "flagged": done.flagged}
 
 
@@ -104,10 +105,12 @@ def _bank(process: Process) -> RunContext:
     return bank_of(process.runtime, pause)
 
 
-def _embed(runtime: Runtime) -> None:
+def _embed(runtime: Runtime, leaving: threading.Event) -> None:
     try:
         for looked in embed_cases(runtime.database, runtime.embedder):
             log.info("embedded cases: %d examined", looked)
+            if leaving.is_set():  # the next daily run embeds the others
+                return
     except Unavailable:
         raise
     except PerdureError as error:  # the rates are committed; the next daily run embeds the cases

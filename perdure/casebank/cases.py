@@ -6,6 +6,7 @@ stored. An existing case is never overwritten.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,12 +17,14 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey, author_of, tenant_of
 from perdure.casebank import COMMON, queries, vectors
-from perdure.casebank.archive import warn_of_archived
+from perdure.casebank.archive import restore, warn_of_archived
 from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest, NotFound
 from perdure.ids import new_id
 from perdure.text.untrusted import IDENTIFIER, is_identifier, storable
+
+log = logging.getLogger(__name__)
 
 LONGEST_ID = 255
 LONGEST_EMBEDDER = 255
@@ -30,6 +33,7 @@ LONGEST_USER = 200
 MOST_USES = 2**53
 """The maximum use count. JSON parsers that use float64 represent integers exactly up to 2**53."""
 
+_WITHDRAWN = "its praise was withdrawn"
 _WHOLE = 100
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = timedelta(minutes=1)
@@ -66,10 +70,18 @@ class NewCase:
     shared_at: datetime | None = None
 
 
-def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | None = None) -> bool:
+def add(
+    executor: Executor,
+    case: NewCase,
+    *,
+    now: datetime,
+    dimensions: int | None = None,
+    own_embedder: str | None = None,
+) -> bool:
     """Add a case. Returns False if its id is taken, or if a case learnt from the same turn exists.
 
-    `dimensions` is the number of dimensions of the embedder's vectors, if known.
+    `dimensions` is the number of dimensions of the embedder's vectors, if known. `own_embedder` is the name of the
+    installation's embedder: when this changes, its vectors are made again, and those of other embedders are kept.
 
     Raises:
         InvalidRequest: a field is invalid; the message names it.
@@ -79,11 +91,11 @@ def add(executor: Executor, case: NewCase, *, now: datetime, dimensions: int | N
         queries.ADD,
         {
             "case_id": case.case_id,
-            "query": storable(case.query),
-            "response_text": storable(case.response_text),
+            **_texts(case),
             "category_path": None if case.category_path is None else storable(case.category_path),
             "query_vector": vector,
             "embedder": None if vector is None else case.embedder,
+            "own_embedder": case.embedder if case.turn_id is not None else own_embedder or "",
             "usage_count": case.usage_count,
             "success_rate": case.success_rate,
             "last_accessed_at": case.last_accessed_at,
@@ -113,7 +125,10 @@ def learn(
 ) -> str | None:
     """Store a turn's question and answer as a case, because a user rated the turn positively.
 
-    Returns the case's id; `None` if a case learnt from this turn exists. Without `query_vector`, no search finds the
+    If an active case of the user and the bank has the same question and answer, the turn counts as a use of that case.
+    If the turn's case was withdrawn, it is restored.
+
+    Returns the id of the new or restored case; `None` if there is none. Without `query_vector`, no search finds the
     case until the module `embedding` has computed its vector.
 
     Raises:
@@ -129,7 +144,24 @@ def learn(
         turn_id=turn_id,
         bank=bank,
     )
-    return case.case_id if add(executor, case, now=clock.now()) else None
+    check(case, now=clock.now())
+    if executor.run(queries.USE_EQUAL, {**_texts(case), "user_id": user_id, "bank": bank, "turn_id": turn_id}):
+        return None
+    if add(executor, case, now=clock.now()):
+        return case.case_id
+    for row in executor.run(queries.WITHDRAWN, {"turn_id": turn_id, "reason": _WITHDRAWN}):
+        restore(executor, row.case_id)
+        return str(row.case_id)
+    return None
+
+
+def withdraw(executor: Executor, turn_id: UUID) -> None:
+    """Archive the case that was learnt from a turn, because the user has rated the turn negatively since.
+
+    A case that is shared with other users, or that another praised turn has used, stays active.
+    """
+    for row in executor.run(queries.WITHDRAW, {"turn_id": turn_id, "reason": _WITHDRAWN}):
+        log.info("case %s was archived: %s", row.case_id, _WITHDRAWN)
 
 
 def check(case: NewCase, *, now: datetime, dimensions: int | None = None) -> str | None:
@@ -208,6 +240,10 @@ def case_as_json(row: Row[Any]) -> dict[str, Any]:
         "created_at": _text(row.created_at),
         "review": row.review,
     }
+
+
+def _texts(case: NewCase) -> dict[str, str]:
+    return {"query": storable(case.query), "response_text": storable(case.response_text)}
 
 
 def _event(row: Row[Any]) -> dict[str, Any]:

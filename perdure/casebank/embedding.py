@@ -1,7 +1,7 @@
-"""Computes the missing vectors of cases.
+"""Computes the missing vectors of cases, and replaces those that the installation's former embedder made.
 
-`embed_cases` keeps the vectors that another embedder made, because the search for duplicates still uses them. With
-`reembed`, it replaces them.
+`embed_cases` keeps imported vectors of an embedder that was not the installation's, because the search for duplicates
+still uses them. With `reembed`, it replaces them, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import Row
 
 from perdure.casebank import queries, vectors
 from perdure.database.engine import Executor
-from perdure.errors import InvalidRequest, loggable
+from perdure.errors import InvalidRequest, PerdureError, loggable
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.protocol import ModelCall
 
@@ -28,15 +28,15 @@ def embed_cases(
 ) -> Iterator[int]:
     """Compute the missing vectors of active cases. After each page, yields the number of cases processed so far.
 
-    With `reembed`, also replaces vectors that another embedder made. If the embedder rejects a case's question, logs a
-    warning and leaves the case unchanged.
+    A vector of another embedder counts as missing, unless it was imported. With `reembed`, imported ones count, too. If
+    the embedder rejects a case's question, logs a warning and leaves the case unchanged.
 
     Raises:
         CallAborted: `call` was aborted.
         PerdureError: the embedder or the database cannot be reached; vectors stored so far are kept.
     """
     processed, after = 0, ""
-    parameters = {"embedder": embedder.name if reembed else None, "most": _PAGE}
+    parameters = {"embedder": embedder.name, "reembed": reembed, "most": _PAGE}
     while rows := executor.run(queries.WITHOUT_VECTOR, {**parameters, "after": after}):
         _embed_page(executor, embedder, rows, call)
         processed, after = processed + len(rows), rows[-1].case_id
@@ -51,6 +51,14 @@ def embed_case(executor: Executor, embedder: Embedder, case_id: str, query: str,
         PerdureError: the embedder or the database cannot be reached, or the embedder rejects the question.
     """
     _store(executor, embedder.name, case_id, query, embedder.embed([query], call)[0])
+
+
+def embed_now(executor: Executor, embedder: Embedder, case_id: str, query: str, call: ModelCall | None = None) -> None:
+    """Like `embed_case`, but logs a warning if this fails: the next reflection embeds the case."""
+    try:
+        embed_case(executor, embedder, case_id, query, call)
+    except PerdureError as error:
+        log.warning("case %s is embedded later: %s", case_id, loggable(error))
 
 
 def _embed_page(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:

@@ -30,6 +30,9 @@ _DEFAULTS = (
     (compiled(r"openai:(.*/)?text-embedding-3-(small|large)$"), 0.6),
 )
 
+_EQUAL = 4
+"""How many times as many cases as a prompt takes are read for it, because some may be equal."""
+
 _UNKNOWN = 0.85
 """The floor for other embedders. Some (E5, text-embedding-ada-002) give unrelated texts a cosine of 0.8."""
 
@@ -53,7 +56,7 @@ class CaseLookup:
     def for_prompt(
         self, user: UserKey, question: str, k: int, *, bank: str, embedder: Embedder, call: ModelCall
     ) -> list[FoundCase]:
-        """At most `k` cases in `bank` for the prompt of `user` (a user key), nearest first.
+        """At most `k` cases in `bank` for the prompt of `user` (a user key), nearest first. Equal ones count as one.
 
         Searches only those cases of the user's tenant that `PERDURE_CASEBANK__SCOPE` allows. Returns no case below the
         similarity floor (`PERDURE_CASEBANK__MIN_SIMILARITY`).
@@ -63,7 +66,8 @@ class CaseLookup:
         """
         vector = embedder.embed([embedded_text(question)], call)[0]
         least = least_similarity(embedder.name, self.settings.min_similarity)
-        return self._visible(user, vector, embedder.name, k, banks=[bank], least=least)
+        found = self._visible(user, vector, embedder.name, _EQUAL * k, banks=[bank], least=least)
+        return _without_equals(found)[:k]
 
     def visible_to(self, user: UserKey, question: str, k: int, *, bank: str | None = None) -> list[FoundCase]:
         """The `k` nearest active cases that `user` (a user key) may see, including cases below the similarity floor.
@@ -98,3 +102,11 @@ class CaseLookup:
             within = Within(tenant_of(user))
             return search(self.database, vector, embedder, k, within, banks=banks, least=least)
         return search_for_user(self.database, user, vector, embedder, k, banks=banks, least=least)
+
+
+def _without_equals(found: Sequence[FoundCase]) -> list[FoundCase]:
+    """The first of `found` with each question and answer. Blanks and case make no difference."""
+    first: dict[tuple[str, ...], FoundCase] = {}
+    for each in found:
+        first.setdefault(tuple(" ".join(text.split()).casefold() for text in (each.query, each.response_text)), each)
+    return list(first.values())

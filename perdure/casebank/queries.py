@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
+from perdure.errors import (
+    BudgetExhausted,
+    CircuitBreakerOpen,
+    DeadlineExceeded,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+    Unavailable,
+)
 
 ARCHIVED_COLUMNS = """query, response_text, category_path, query_vector, embedder, usage_count, success_rate,
            last_accessed_at, created_at, user_id, turn_id, review"""
@@ -23,8 +32,15 @@ RESTORED_AT = "(SELECT max(a.restored_at) FROM case_archive AS a WHERE a.case_id
 
 NOW = Statement("casebank.now", "SELECT perdure_now() AS now", writes=False)
 
+# Whether the vector of the case `c` was imported, and is of another embedder than the installation's at that time.
+_FOREIGN = """
+    EXISTS (SELECT FROM case_history AS h
+            WHERE h.case_id = c.case_id AND h.event = 'added' AND h.details ->> 'embedder' = c.embedder)
+""".strip()
+
 # Inserts nothing if a case with this id exists, or a case learnt from this turn. A case that is imported as archived
-# gets an archive row, so that it can be restored.
+# gets an archive row, so that it can be restored. The history has the embedder of a vector that this installation did
+# not make, and the rate with which the case begins.
 ADD = Statement(
     "casebank.add",
     f"""
@@ -42,8 +58,14 @@ ADD = Statement(
         SELECT case_id, {ARCHIVED_COLUMNS}, perdure_now(), 'archived when it was imported'
         FROM added WHERE status = 'archived'
     ), recorded AS (
-        INSERT INTO case_history (case_id, event, reason, at)
-        SELECT case_id, 'added', %(reason)s, perdure_now() FROM added
+        INSERT INTO case_history (case_id, event, reason, details, at)
+        SELECT case_id, 'added', %(reason)s,
+               nullif(jsonb_strip_nulls(jsonb_build_object(
+                   'embedder', CASE WHEN embedder <> %(own_embedder)s THEN embedder END,
+                   'after', CASE WHEN success_rate IS NOT NULL AND usage_count > 0 THEN
+                       jsonb_build_object('usage_count', usage_count, 'success_rate', success_rate) END)), '{{}}'),
+               perdure_now()
+        FROM added
     )
     SELECT case_id FROM added
     """,  # noqa: S608 (constants)
@@ -94,14 +116,15 @@ HISTORY = Statement(
     writes=False,
 )
 
-# Active cases without a vector; if `embedder` is not NULL, also cases whose vector another embedder made.
+# Active cases without a vector of `embedder`. Leaves out foreign vectors, unless `reembed`.
 WITHOUT_VECTOR = Statement(
     "casebank.without_vector",
-    """
-    SELECT case_id, query FROM cases
-    WHERE status = 'active' AND case_id > %(after)s AND (query_vector IS NULL OR embedder <> %(embedder)s::text)
-    ORDER BY case_id LIMIT %(most)s
-    """,
+    f"""
+    SELECT c.case_id, c.query FROM cases AS c
+    WHERE c.status = 'active' AND c.case_id > %(after)s
+          AND (c.query_vector IS NULL OR c.embedder <> %(embedder)s AND (%(reembed)s OR NOT {_FOREIGN}))
+    ORDER BY c.case_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
     writes=False,
 )
 
@@ -139,17 +162,23 @@ def index_definition(size: int, part: str) -> str:
     """
 
 
+_OUTAGES: tuple[type[PerdureError], ...] = (
+    BudgetExhausted, CircuitBreakerOpen, DeadlineExceeded, ProviderError, RateLimited, Unavailable,
+)  # fmt: skip
+"""Failures that say nothing about the cases in a turn's prompt."""
+
 # A CTE for the statement that settles a turn; the CTE `fenced` must precede it. Inserts one execution for each case in
-# the turn's prompt. Neither reads nor locks cases, so archiving or erasing a case at the same time does not block the
-# statement.
-WITH_USES = """
+# the turn's prompt, unless the turn failed because a service was unavailable. Neither reads nor locks cases, so
+# archiving or erasing a case at the same time does not block the statement.
+WITH_USES = f"""
     used AS (
         INSERT INTO case_executions (case_id, turn_id, succeeded, error, executed_at, counted)
         SELECT u.case_id, %(turn_id)s::uuid, %(status)s::text = 'done', %(error_code)s, perdure_now(), false
         FROM fenced, unnest(%(case_ids)s::text[]) AS u (case_id)
+        WHERE coalesce(%(error_code)s::text, '') <> ALL (ARRAY[{", ".join(f"'{each.code}'" for each in _OUTAGES)}])
         ON CONFLICT DO NOTHING
     )
-"""
+"""  # noqa: S608 (constants)
 
 _COUNTED = """
     fresh AS (
@@ -212,8 +241,10 @@ FEEDBACK = Statement(
     "UPDATE case_executions SET feedback = %(score)s WHERE turn_id = %(turn_id)s::uuid RETURNING case_id",
 )
 
-# Sets the success rates of a page of cases from their newest executions. Flags each case with a rate below `flag_below`
-# percent, and stores its most frequent errors. A case keeps its suggestion while it is flagged.
+# Sets the success rates of a page of cases from their newest executions. If these are fewer than `executions`, the rate
+# with which the case was imported, or that it had after it absorbed its duplicates (`base`), has the weight of the uses
+# without executions, so that one failure does not outweigh the uses before. Flags each case with a rate below
+# `flag_below` percent, and stores its most frequent errors. A case keeps its suggestion while it is flagged.
 REFLECT = Statement(
     "casebank.reflect",
     """
@@ -223,17 +254,32 @@ REFLECT = Statement(
               AND EXISTS (SELECT FROM case_executions AS e WHERE e.case_id = c.case_id)
         ORDER BY c.case_id LIMIT %(most)s
         FOR NO KEY UPDATE
+    ), based AS (
+        SELECT page.case_id, base.at, (base.after ->> 'usage_count')::bigint AS uses,
+               (base.after ->> 'success_rate')::float8 AS rate
+        FROM page, LATERAL (
+            SELECT at, details -> 'after' AS after FROM case_history
+            WHERE case_id = page.case_id AND jsonb_typeof(details #> '{after,success_rate}') = 'number'
+            ORDER BY history_id DESC LIMIT 1
+        ) AS base
     ), newest AS (
         SELECT page.case_id, e.good, e.error
-        FROM page, LATERAL (
+        FROM page LEFT JOIN based USING (case_id), LATERAL (
             SELECT coalesce(feedback > 0, succeeded) AS good,
                    coalesce(error, CASE WHEN feedback < 0 THEN 'negative feedback' END, 'unknown error') AS error
-            FROM case_executions WHERE case_id = page.case_id
+            FROM case_executions
+            WHERE case_id = page.case_id AND executed_at > coalesce(based.at, '-infinity')
             ORDER BY executed_at DESC, turn_id DESC LIMIT %(executions)s
         ) AS e
-    ), rated AS (
-        SELECT case_id, 100.0 * count(*) FILTER (WHERE good) / count(*) AS rate, count(*) AS executions
+    ), known AS (
+        SELECT case_id, count(*) AS executions, 100.0 * count(*) FILTER (WHERE good) AS good
         FROM newest GROUP BY case_id
+    ), weighed AS (
+        SELECT known.*, CASE WHEN based.uses > 0 THEN least(based.uses, %(executions)s - executions) ELSE 0 END AS uses,
+               coalesce(based.rate, 0) AS before
+        FROM known LEFT JOIN based USING (case_id)
+    ), rated AS (
+        SELECT case_id, executions, (good + before * uses) / (executions + uses) AS rate FROM weighed
     ), errors AS (
         SELECT case_id, jsonb_agg(jsonb_build_object('error', error, 'count', times)
                                   ORDER BY times DESC, error COLLATE "C") FILTER (WHERE place <= %(errors)s) AS errors
@@ -254,7 +300,8 @@ REFLECT = Statement(
         WHERE c.case_id = rated.case_id
         RETURNING c.case_id, c.review IS NOT NULL AS flagged
     )
-    SELECT case_id, flagged FROM judged ORDER BY case_id
+    SELECT page.case_id, judged.case_id IS NOT NULL AS rated, coalesce(judged.flagged, false) AS flagged
+    FROM page LEFT JOIN judged USING (case_id) ORDER BY case_id
     """,
 )
 
@@ -319,9 +366,62 @@ SHARE = Statement(
     """,
 )
 
+# If an active case of the same author and bank has this question and answer, records the turn as a praised use of it.
+USE_EQUAL = Statement(
+    "casebank.use_equal",
+    """
+    WITH equal AS (
+        SELECT case_id FROM cases
+        WHERE user_id = %(user_id)s AND bank = %(bank)s AND status = 'active' AND query = %(query)s
+              AND response_text = %(response_text)s AND turn_id IS DISTINCT FROM %(turn_id)s::uuid
+        ORDER BY case_id LIMIT 1
+    ), used AS (
+        INSERT INTO case_executions (case_id, turn_id, succeeded, feedback, executed_at, counted)
+        SELECT case_id, %(turn_id)s::uuid, true, 1, perdure_now(), false FROM equal
+        ON CONFLICT DO NOTHING
+    )
+    SELECT case_id FROM equal
+    """,
+)
+
+# Archives the active case that was learnt from a turn. A case that is shared, or that another praised turn has used,
+# stays.
+WITHDRAW = Statement(
+    "casebank.withdraw",
+    f"""
+    WITH learnt AS (
+        SELECT * FROM cases
+        WHERE turn_id = %(turn_id)s::uuid AND status = 'active' AND shared_at IS NULL
+              AND NOT EXISTS (SELECT FROM case_executions AS e
+                              WHERE e.case_id = cases.case_id AND e.turn_id <> cases.turn_id AND e.feedback > 0)
+        FOR NO KEY UPDATE
+    ), kept AS (
+        INSERT INTO case_archive (case_id, {ARCHIVED_COLUMNS}, archived_at, archived_reason)
+        SELECT case_id, {ARCHIVED_COLUMNS}, perdure_now(), %(reason)s FROM learnt
+    ), recorded AS (
+        INSERT INTO case_history (case_id, event, reason, at)
+        SELECT case_id, 'archived', %(reason)s, perdure_now() FROM learnt
+    )
+    UPDATE cases AS c SET status = 'archived' FROM learnt WHERE c.case_id = learnt.case_id RETURNING c.case_id
+    """,  # noqa: S608 (constants)
+)
+
+# The archived case that was learnt from a turn, if it was archived for this reason.
+WITHDRAWN = Statement(
+    "casebank.withdrawn",
+    """
+    SELECT c.case_id FROM cases AS c
+    WHERE c.turn_id = %(turn_id)s::uuid AND c.status = 'archived'
+          AND (SELECT a.archived_reason FROM case_archive AS a
+               WHERE a.case_id = c.case_id AND a.restored_at IS NULL ORDER BY a.archive_id DESC LIMIT 1) = %(reason)s
+    """,
+    writes=False,
+)
+
+# `lacks_vector`: the case has no vector of `embedder`, and none that was imported.
 RESTORE = Statement(
     "casebank.restore",
-    """
+    f"""
     WITH locked AS (
         SELECT case_id FROM cases WHERE case_id = %(case_id)s AND status = 'archived' FOR NO KEY UPDATE
     ), newest AS (
@@ -340,6 +440,6 @@ RESTORE = Statement(
         success_rate = a.success_rate, last_accessed_at = a.last_accessed_at, created_at = a.created_at,
         user_id = a.user_id, turn_id = a.turn_id, review = a.review
     FROM newest AS a WHERE c.case_id = a.case_id
-    RETURNING c.case_id
-    """,
+    RETURNING c.query, c.query_vector IS NULL OR c.embedder <> %(embedder)s::text AND NOT {_FOREIGN} AS lacks_vector
+    """,  # noqa: S608 (constants)
 )

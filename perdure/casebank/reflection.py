@@ -1,8 +1,9 @@
 """Reflection: computes each case's success rate from the outcomes of its newest executions.
 
-`reflect` sets the rate of each case that was used. It flags a case with a rate below `FLAG_BELOW_PERCENT`, and stores
-the case's most frequent errors. `suggest` asks a model how to improve flagged cases. Cases without executions are
-unchanged.
+`reflect` sets the rate of each case that was used. While a case has fewer than `EXECUTIONS` executions, the rate with
+which it was imported, or that it had after it absorbed its duplicates, counts for its uses before. `reflect` flags a
+case with a rate below `FLAG_BELOW_PERCENT`, and stores the case's most frequent errors. `suggest` asks a model how to
+improve flagged cases. Cases without executions are unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def reflect(database: Database) -> Reflected:
         "errors": MOST_ERRORS,
     }
     while rows := database.run(queries.REFLECT, {**parameters, "after": after}):
-        rated += len(rows)
+        rated += sum(row.rated for row in rows)
         flagged += [row.case_id for row in rows if row.flagged]
         after = rows[-1].case_id
     log.info("reflection rated %d cases and flagged %d", rated, len(flagged))

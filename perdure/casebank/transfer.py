@@ -62,11 +62,12 @@ def import_lines(
     now: datetime,
     dimensions: Callable[[str], int | None] = lambda _embedder: None,
     tenant: str | None = None,
+    own_embedder: str | None = None,
 ) -> Imported:
     """Add the case of each line, one by one.
 
     `dimensions` returns the number of dimensions of an embedder's vectors, or `None` if the number is unknown. If a
-    line has no tenant, the line's case belongs to `tenant`.
+    line has no tenant, the line's case belongs to `tenant`. `own_embedder` is the name of the installation's embedder.
     """
     imported = Imported()
     for number, text in enumerate(lines, start=1):
@@ -75,7 +76,7 @@ def import_lines(
         try:
             line = _parsed(text)
             known = None if line.embedder is None else dimensions(line.embedder)
-            new = _add(executor, line, now, known, tenant)
+            new = _add(executor, line, tenant, now=now, dimensions=known, own_embedder=own_embedder)
         except (ValueError, InvalidRequest) as error:
             imported.bad.append((number, str(error)))
             continue
@@ -104,11 +105,11 @@ def _parsed(text: str) -> _Line:
         raise ValueError(f"{where} {what_is_wrong(first)}") from None
 
 
-def _add(executor: Executor, line: _Line, now: datetime, dimensions: int | None, tenant: str | None) -> bool:
+def _add(executor: Executor, line: _Line, tenant: str | None, **given: Any) -> bool:
     tenant = line_tenant(line.tenant, tenant)
-    given = line.model_dump(exclude={"tenant", "user_id"})
-    case = NewCase(**given, user_id=_author(tenant, line.user_id))
-    if add(executor, case, now=now, dimensions=dimensions):
+    fields = line.model_dump(exclude={"tenant", "user_id"})
+    case = NewCase(**fields, user_id=_author(tenant, line.user_id))
+    if add(executor, case, **given):
         return True
     for row in executor.run(queries.AUTHOR, {"case_id": case.case_id}):
         if tenant_of(row.user_id) != tenant:

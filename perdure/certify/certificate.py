@@ -104,11 +104,13 @@ class Certificate:
     left_out: Mapping[tuple[str, str], str] = field(default_factory=dict)
     played: Counter[str] = field(default_factory=Counter)
     """How many `schedules` were played, and how many `kills` and `flushes` there were."""
+    complete: bool = True
+    """Whether all schedules were played."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether nothing was found in all schedules."""
+        return self.complete and not self.findings
 
     def __bool__(self) -> bool:
         return self.ok
@@ -122,6 +124,7 @@ class Certificate:
         return {
             "module": self.module,
             "ok": self.ok,
+            "complete": self.complete,
             "schedules": self.played["schedules"],
             "kills": self.played["kills"],
             "flushes": self.played["flushes"],

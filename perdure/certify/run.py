@@ -1,13 +1,19 @@
-"""`certify`: plays the schedules of all scenarios on a throw-away stack, and returns the certificate."""
+"""`certify`: plays the schedules of all scenarios on a throw-away stack, and returns the certificate.
+
+SIGTERM and SIGHUP stop it as Ctrl-C does: the servers and workers are ended, and their directory is removed.
+"""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Collection
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 from perdure.certify import scenarios
 from perdure.certify.certificate import Certificate
@@ -22,6 +28,16 @@ Progress = Callable[[int, int], None]
 """Is shown how many schedules have been played, of how many."""
 
 Choose = Callable[[Schedule], bool]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CertificationInterrupted(KeyboardInterrupt):
+    """A signal stopped a certification. `certificate` has what was found before."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        super().__init__("the certification was stopped before its end")
+        self.certificate = certificate
 
 
 def certify(
@@ -45,6 +61,7 @@ def certify(
         SettingsError: the module cannot be imported, has no agent or no tool, or its `Certification` does not fit it.
         EmbeddedServerError: a server cannot be started.
         StackError: the workers do not start.
+        CertificationInterrupted: SIGINT, SIGTERM or SIGHUP arrived in the main thread, and all is stopped.
 
     Example:
         >>> certify("json")
@@ -60,18 +77,20 @@ def certify(
         return certificate
     if lanes < 1:
         raise SettingsError(f"lanes is {lanes}; accepted: 1 or more")
-    with ExitStack() as stack:
+    with _interruptible(certificate), ExitStack() as stack:
         turns = Path(stack.enter_context(TemporaryDirectory(prefix="perdure-"))) / "turns"
         free: queue.SimpleQueue[Stack] = queue.SimpleQueue()
         for _ in range(lanes):
             free.put(stack.enter_context(Stack.running(module, agents, tool_timeout_s, turns)))
         pool = stack.enter_context(ThreadPoolExecutor(lanes))
         stack.callback(pool.shutdown, cancel_futures=True)
+        stopped = threading.Event()
+        stack.callback(stopped.set)
 
         def play(schedule: Schedule) -> Played:
             lane = free.get()
             try:
-                return lane.play(schedule)
+                return lane.play(schedule, stopped)
             finally:
                 free.put(lane)
 
@@ -93,3 +112,28 @@ def certify(
             progress(len(calm) + at + 1, len(calm) + len(wild))
         judge.note_what_was_not_seen(undisturbed)
     return certificate
+
+
+@contextmanager
+def _interruptible(certificate: Certificate) -> Iterator[None]:
+    """Make SIGINT, SIGTERM and SIGHUP leave the block, once. A program's own handlers, and ignored signals, stay."""
+    own = [each for each in _SIGNALS if signal.getsignal(each) in {signal.SIG_DFL, signal.default_int_handler}]
+    if threading.current_thread() is not threading.main_thread():
+        own = []
+    before = {each: signal.getsignal(each) for each in own}
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for each in own:  # the servers are stopped now, within limits of time
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        for each in own:
+            signal.signal(each, interrupt)
+        yield
+    except KeyboardInterrupt:
+        certificate.complete = False
+        raise CertificationInterrupted(certificate) from None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -90,6 +91,7 @@ class Stack:
         self._tool_timeout_s = tool_timeout_s
         self._armed: tuple[int, Place] | None = None
         self._struck: Fired | None = None
+        self._stopped: threading.Event | None = None
         self._cases = 0
         with ExitStack() as stack:
             found = stack.enter_context(throwaway.servers())
@@ -135,12 +137,13 @@ class Stack:
         finally:
             made._stack.close()
 
-    def play(self, schedule: Schedule) -> Played:
+    def play(self, schedule: Schedule, stopped: threading.Event | None = None) -> Played:
         """Play a schedule, and wait until its turn is settled.
 
         Raises:
-            StackError: a worker ended that was not killed.
+            StackError: a worker ended that was not killed, or `stopped` was set.
         """
+        self._stopped = stopped
         self._cases += 1
         case, since = self._cases, len(self._faults.notes())
         self._model.play(case, schedule.scenario)
@@ -244,6 +247,8 @@ class Stack:
         return None
 
     def _require_workers(self) -> None:
+        if self._stopped is not None and self._stopped.is_set():
+            raise StackError("The certification was stopped.")
         for number, each in enumerate(self._workers):
             status = each.poll()
             if status is not None and status != -signal.SIGKILL:

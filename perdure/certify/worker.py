@@ -140,7 +140,7 @@ def watch(agent: Agent, journal: Journal, longest_s: float) -> Agent:
 
 
 def _watched(tool: Tool, journal: Journal, longest_s: float) -> WatchedTool:
-    given = {each.name: getattr(tool, each.name) for each in fields(Tool)}
+    given = {each.name: getattr(tool, each.name) for each in fields(Tool) if each.init}
     probe = tool.probe
     given["probe"] = None if probe is None else partial(journal.ask, tool.name, probe)
     given["timeout_s"] = None if tool.timeout_s is None else min(tool.timeout_s, longest_s)

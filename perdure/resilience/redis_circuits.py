@@ -81,7 +81,7 @@ local function save()
         'successes', circuit.successes, 'last_failure', circuit.last_failure, 'opened_at', circuit.opened_at,
         'failing_since', circuit.failing_since)
     redis.call('EXPIRE', KEYS[1], 604800)
-    if not known then redis.call('SADD', KEYS[3], ARGV[1]) end
+    redis.call('SADD', KEYS[3], ARGV[1])  -- each time: Redis may have evicted the set
 end
 
 -- Successes of one process, of which the last one ended `age` milliseconds ago.
@@ -132,7 +132,11 @@ if circuit.state == 'half_open' then
         redis.call('EXPIRE', KEYS[2], 604800)
     end
 end
-if not known or circuit.state ~= before then save() end
+if not known or circuit.state ~= before then
+    save()
+elseif circuit.state ~= 'closed' then
+    redis.call('SADD', KEYS[3], ARGV[1])
+end
 return answer(admitted and circuit.epoch)
 """
 

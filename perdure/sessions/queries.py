@@ -41,7 +41,8 @@ OPEN = Statement(
 )
 
 # Opens a copy of a session from another installation, with the same id and tick. The user's next messages are routed to
-# this session, unless the user already has a live session in this installation.
+# this session, unless the user already has a live session in this installation. A conversation that is left out of
+# memory in either installation stays left out.
 OPEN_RESTORED = Statement(
     "sessions.open_restored",
     f"""
@@ -50,13 +51,20 @@ OPEN_RESTORED = Statement(
     ), known AS (
         INSERT INTO users (user_id, created_at) SELECT %(user_id)s::text, perdure_now() FROM unknown
         ON CONFLICT DO NOTHING
+    ), named AS (
+        INSERT INTO conversations AS c (user_id, conversation, title, remember, created_at)
+        SELECT %(user_id)s, %(conversation)s::text, %(title)s, %(remember)s, perdure_now()
+        FROM unknown WHERE %(conversation)s::text IS NOT NULL
+        ON CONFLICT (user_id, conversation) DO UPDATE
+        SET archived_at = NULL, remember = c.remember AND excluded.remember
+        RETURNING remember
     )
     INSERT INTO sessions (session_id, user_id, scope, routable, agent, state, created_at, last_activity_at, channels,
-                          tick)
+                          remember, tick)
     SELECT %(session_id)s::uuid, %(user_id)s, %(scope)s,
            NOT EXISTS (SELECT FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable),
            %(agent)s, {sql(Trigger.SESSION_CREATED, column=f"'{State.INITIALIZING}'")}, perdure_now(), perdure_now(),
-           ARRAY[%(channel)s], %(tick)s::bigint
+           ARRAY[%(channel)s], coalesce((SELECT remember FROM named), true), %(tick)s::bigint
     FROM unknown
     ON CONFLICT DO NOTHING
     """,

@@ -16,7 +16,10 @@ from perdure.snapshots.snapshot import Event
 MESSAGE = "message"
 """`Event.type` of a pending message. `Event.source` is the message's channel."""
 
-_MEMBERS = ("message_id", "text", "parts", "agent", "priority", "reply_to", "metadata", "merged")
+_MEMBERS = (
+    "message_id", "text", "parts", "agent", "priority", "reply_to", "metadata", "additions", "merged", "conversation",
+    "left_out",
+)  # fmt: skip
 
 
 def events(queued: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:

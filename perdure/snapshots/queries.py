@@ -34,14 +34,17 @@ WITH_STEP = """
 def pending(session_id: str, most: str = "ALL") -> str:
     """An SQL expression for a JSON array of the session's oldest pending messages, at most `most` of them.
 
-    A message is pending until its turn begins. `session_id` and `most` are SQL expressions.
+    A message is pending until its turn begins. `left_out`: the session's conversation is left out of memory.
+    `session_id` and `most` are SQL expressions.
     """
     return f"""
            (SELECT coalesce(json_agg(queued ORDER BY queued.seq, queued.position), '[]')
             FROM (SELECT i.channel, i.user_id, i.message_id, i.text, i.parts, t.agent, t.priority, t.reply_to,
-                         t.metadata,
-                         CASE WHEN i.position > 1 THEN true END AS merged, t.seq, i.position
-                  FROM turns AS t JOIN inbox AS i USING (turn_id)
+                         t.metadata, t.additions,
+                         CASE WHEN i.position > 1 THEN true END AS merged,
+                         CASE WHEN starts_with(o.scope, '/') THEN substr(o.scope, 2) END AS conversation,
+                         CASE WHEN NOT o.remember THEN true END AS left_out, t.seq, i.position
+                  FROM turns AS t JOIN inbox AS i USING (turn_id) JOIN sessions AS o USING (session_id)
                   WHERE t.session_id = {session_id} AND t.settled_at IS NULL AND t.status = 'accepted'
                   ORDER BY t.seq, i.position LIMIT {most}) AS queued)
     """.strip()  # noqa: S608 (constants)

@@ -19,8 +19,9 @@ COUNT = Statement("reminders.count", "SELECT count(*) AS n FROM reminders WHERE 
 # Blocks the user's erasure until the commit. Returns no row if the user does not exist.
 LOCK_USER = Statement("reminders.lock_user", "SELECT user_id FROM users WHERE user_id = %(user_id)s FOR KEY SHARE")
 
-# The channel, agent, conversation and reply receiver of the turn `turn_id`; of the conversation's turn, if the turn
-# answers a call of another agent. A new schedule copies these values.
+# The channel, agent, conversation and reply receiver of the turn `turn_id`, and whether it may be remembered; of the
+# conversation's turn, if the turn answers a call of another agent. A new schedule copies these values. `decided_at` is
+# when the call `effect_id` was approved, if it needed that.
 PLACE = Statement(
     "reminders.place",
     """
@@ -29,7 +30,9 @@ PLACE = Statement(
         UNION ALL
         SELECT e.turn_id FROM above JOIN tool_effects AS e ON e.effect_id = above.turn_id AND e.waits_for = 'agent'
     )
-    SELECT t.channel, t.agent, t.reply_to, CASE WHEN left(s.scope, 1) = '/' THEN substr(s.scope, 2) END AS conversation
+    SELECT t.channel, t.agent, t.reply_to, CASE WHEN left(s.scope, 1) = '/' THEN substr(s.scope, 2) END AS conversation,
+           coalesce(t.additions -> 'remember' <> 'false', true) AS remember,
+           (SELECT decided_at FROM tool_effects WHERE effect_id = %(effect_id)s) AS decided_at
     FROM above JOIN turns AS t USING (turn_id) JOIN sessions AS s USING (session_id)
     WHERE s.depth = 0 AND t.user_id = %(user_id)s
     """,
@@ -39,16 +42,27 @@ PLACE = Statement(
 ADD = Statement(
     "reminders.add",
     """
-    INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, conversation, agent, reply_to,
+    INSERT INTO reminders (schedule_id, user_id, text, cron, timezone, channel, conversation, agent, reply_to, remember,
                            created_at, once, next_due)
     VALUES (%(schedule_id)s, %(user_id)s, %(text)s, %(cron)s::text, %(timezone)s, %(channel)s, %(conversation)s,
-            %(agent)s, %(reply_to)s::jsonb, perdure_now(),
+            %(agent)s, %(reply_to)s::jsonb, %(remember)s, perdure_now(),
             CASE WHEN %(cron)s::text IS NULL THEN %(next_due)s::timestamptz END, %(next_due)s::timestamptz)
     ON CONFLICT (schedule_id) DO NOTHING
     """,
 )
 
 READ = Statement("reminders.read", "SELECT * FROM reminders WHERE schedule_id = %(schedule_id)s::uuid", writes=False)
+
+# Whether a message was accepted.
+IS_ACCEPTED = Statement(
+    "reminders.is_accepted",
+    """
+    SELECT EXISTS (
+        SELECT FROM inbox WHERE user_id = %(user_id)s AND channel = %(channel)s AND message_id = %(message_id)s
+    ) AS is_accepted
+    """,
+    writes=False,
+)
 
 LIST_OF_USER = Statement(
     "reminders.list_of_user",
@@ -115,7 +129,8 @@ _APART = """
 
 # Leases due schedules to the calling worker. If the worker dies, another worker takes the schedules after the lease
 # expires. `POSTPONE` sets a lease of at most an hour. A lease that is longer than an hour and longer than `lease_s` was
-# written while the server's clock was ahead, and counts as expired.
+# written while the server's clock was ahead, and counts as expired. `earlier` is the status of the turn that the
+# schedule's last message has begun, until the turn is settled.
 TAKE_DUE = Statement(
     "reminders.take_due",
     f"""
@@ -129,7 +144,8 @@ TAKE_DUE = Statement(
     )
     UPDATE reminders SET taken_until = perdure_now() + make_interval(secs => %(lease_s)s)
     WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM due UNION ALL SELECT schedule_id FROM ahead))
-    RETURNING *, perdure_now() AS now, {_APART} AS session_id
+    RETURNING *, perdure_now() AS now, {_APART} AS session_id,
+              (SELECT status FROM turns WHERE turn_id = last_turn_id AND settled_at IS NULL) AS earlier
     """,  # noqa: S608 (constants)
 )
 

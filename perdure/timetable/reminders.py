@@ -54,7 +54,8 @@ class Moment:
 class NewReminder:
     """A schedule to add.
 
-    `user` is the user's key. `reply_to` is the receiver of the replies, in the form of a turn's `reply_to`.
+    `user` is the user's key. `reply_to` is the receiver of the replies, in the form of a turn's `reply_to`. With
+    `remember` false, nothing of its messages and of their replies may be remembered.
     """
 
     schedule_id: UUID
@@ -65,6 +66,7 @@ class NewReminder:
     conversation: str | None = None
     agent: str | None = None
     reply_to: dict[str, Any] | None = None
+    remember: bool = True
 
 
 def parse_moment(settings: Settings, now: datetime, at: str | None, cron: str | None, timezone: str | None) -> Moment:
@@ -134,6 +136,7 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
         "conversation": new.conversation,
         "agent": new.agent,
         "reply_to": None if new.reply_to is None else as_json(new.reply_to),
+        "remember": new.remember,
     }
 
 
@@ -159,6 +162,25 @@ def runs_of(settings: Settings, shown: Mapping[str, Any], now: datetime, most: i
     cron = Cron(shown["cron"], zone)
     runs = next_runs(first, lambda at: _quiet_over(settings, cron.next(at), zone), now, most)
     return [run.astimezone(zone) for run in runs]
+
+
+def message_id(schedule_id: UUID, slot: datetime) -> str:
+    """The id of the message that the schedule sends at `slot`."""
+    return f"schedule:{schedule_id}:{slot.astimezone(UTC).isoformat()}"
+
+
+def fired(executor: Executor, new: NewReminder) -> dict[str, Any] | None:
+    """`new` without a next due time, if it fired once at its time, and was deleted then."""
+    slot = new.moment.next_due
+    sent = {"user_id": new.user, "channel": new.channel, "message_id": message_id(new.schedule_id, slot)}
+    if new.moment.cron is not None or not executor.run(queries.IS_ACCEPTED, sent)[0].is_accepted:
+        return None
+    return {
+        "schedule_id": str(new.schedule_id),
+        "timezone": new.moment.timezone,
+        "next_due": None,
+        "last_slot": _instant(slot),
+    }
 
 
 def find(executor: Executor, schedule_id: UUID) -> dict[str, Any] | None:

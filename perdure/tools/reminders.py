@@ -49,6 +49,8 @@ def remind_me(  # noqa: D417, PLR0917 (the model does not pass the context, and 
         made = _own(context).add(text.strip(), at, cron, timezone, in_minutes)
     except (InvalidRequest, Conflict) as error:
         raise ToolError(error.message) from None
+    if made["next_due"] is None:
+        return f"Schedule {made['schedule_id']} was set; it has fired or is paused."
     return f"Schedule {made['schedule_id']} is set; it fires at {_next(made)}."
 
 

@@ -3,12 +3,11 @@
 A case is a stored question with its answer. A turn's prompt may contain cases, and the outcome of the turn counts in
 the success rates of these cases. The score replaces that outcome. A turn with the status `done` and a positive score
 becomes a case if its agent uses a bank, unless nothing of the turn may be remembered. Later feedback replaces earlier
-feedback, but does not remove a learnt case.
+feedback: a negative score archives the case that the turn has become, and a positive one restores it.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -16,16 +15,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from perdure.access.tenants import UserKey
 from perdure.casebank import cases, executions
-from perdure.casebank.embedding import embed_case
+from perdure.casebank.embedding import embed_now
 from perdure.database.engine import as_json
-from perdure.errors import Conflict, PerdureError, loggable
+from perdure.errors import Conflict
 from perdure.models.protocol import ModelCall
 from perdure.runtime import Runtime
 from perdure.text.untrusted import storable
 from perdure.turns import queries
 from perdure.turns.reading import read_turn
-
-log = logging.getLogger(__name__)
 
 MAX_COMMENT_CHARS = 2_000
 
@@ -49,6 +46,8 @@ class Feedback(BaseModel):
 def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
     """Record `feedback`, apply it to the cases in the turn's prompt, and learn a case from a positive score.
 
+    A negative score withdraws the case that was learnt from an earlier positive score.
+
     Raises:
         NotFound: there is no such turn.
         Conflict: the turn has no reply.
@@ -62,6 +61,8 @@ def give_feedback(runtime: Runtime, turn_id: UUID, feedback: Feedback) -> None:
             status = read_turn(transaction, turn_id)["status"]
             raise Conflict(f"The turn has no reply to rate: it is {status}.")
         executions.feedback(transaction, turn_id, feedback.score)
+        if feedback.score < 0:
+            cases.withdraw(transaction, turn_id)
         rated = rows[0]
         bank = _bank(runtime, rated.agent)
         is_lesson = feedback.score > 0 and rated.status == "done" and rated.is_remembered
@@ -87,9 +88,5 @@ def _bank(runtime: Runtime, name: str) -> str | None:
 
 
 def _embed(runtime: Runtime, case_id: str, query: str) -> None:
-    """Embed a new case. If this fails, the next run of the CaseBank's reflection embeds it."""
     call = ModelCall(runtime.clock, runtime.settings.memory.recall_timeout_s)
-    try:
-        embed_case(runtime.database, runtime.embedder, case_id, query, call)
-    except PerdureError as error:
-        log.warning("case %s is embedded later: %s", case_id, loggable(error))
+    embed_now(runtime.database, runtime.embedder, case_id, query, call)

@@ -8,13 +8,13 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from perdure.access.tenants import parse_tenant
-from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.errors import Conflict, InvalidRequest, NotFound, SettingsError
 from perdure.files.parts import as_given
 from perdure.runtime import Runtime
 from perdure.sessions import queries as sessions
@@ -23,11 +23,29 @@ from perdure.settings import OnBusy
 from perdure.snapshots import exchange
 from perdure.snapshots.pending import MESSAGE
 from perdure.snapshots.snapshot import AgentSnapshot, Event
+from perdure.text.titles import title_of
+from perdure.text.untrusted import storable_json
+from perdure.turns.additions import Additions
 from perdure.turns.inbox.accept import accept, check
 from perdure.turns.inbox.incoming import Incoming, parse_incoming
 
 _ACCEPTED = ("user_id", "message_id", "text", "parts", "priority", "reply_to", "metadata")
 """Fields of an event's payload that are copied to the message. Unknown fields, of newer releases, are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A pending message, with what its accepting needs besides.
+
+    `chat` is the chat that the reply goes to, if the message came from one. `conversation` is the key of the session's
+    conversation, and `left_out` tells that the conversation is left out of memory.
+    """
+
+    message: Incoming
+    additions: Additions
+    chat: Mapping[str, Any] | None
+    conversation: str | None
+    left_out: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +75,23 @@ def restore(runtime: Runtime, snapshot: AgentSnapshot) -> Restored:
             the session is busy or at another tick.
         RateLimited, Unavailable: some messages may have been accepted. Importing again is safe.
     """
-    messages = [
-        _message(runtime, number, event, snapshot.agent_id)
+    queued = [
+        _pending(runtime, number, event, snapshot.agent_id)
         for number, event in enumerate(snapshot.event_queue_backup, start=1)
     ]
-    for message in messages:
-        check(runtime, message)
-    if messages:
-        _open_unknown(runtime, snapshot, messages)
+    for each in queued:
+        check(runtime, each.message)
+    if queued:
+        _open_unknown(runtime, snapshot, queued)
     left = None
     try:
         exchange.restore(runtime.database, runtime.snapshots, snapshot, runtime.settings.turn.lease_s)
     except Conflict as conflict:
-        if not messages:
+        if not queued:
             raise
         left = conflict.message
-    chats = [_chat_of(event) for event in snapshot.event_queue_backup]
     duplicates = [
-        accept(runtime, message, target=chat).duplicate for message, chat in zip(messages, chats, strict=True)
+        accept(runtime, each.message, target=each.chat, additions=each.additions).duplicate for each in queued
     ]
     return Restored(duplicates.count(False), duplicates.count(True), left)
 
@@ -85,8 +102,8 @@ def _chat_of(event: Event) -> dict[str, Any] | None:
     return reply_to if isinstance(reply_to, dict) and isinstance(reply_to.get("channel"), str) else None
 
 
-def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> Incoming:
-    """Convert an event to a message.
+def _pending(runtime: Runtime, number: int, event: Event, session_id: UUID) -> _Pending:
+    """Convert an event to a pending message.
 
     Raises:
         InvalidRequest: the event is not an acceptable message; the error names the event and the reason.
@@ -105,31 +122,42 @@ def _message(runtime: Runtime, number: int, event: Event, session_id: UUID) -> I
     if payload.get("agent") in [each.name for each in runtime.agents]:  # otherwise the session's agent answers
         given["agent"] = payload["agent"]
     on_busy = OnBusy.MERGE if payload.get("merged") else OnBusy.ENQUEUE
+    given |= {"channel": event.source, "on_busy": on_busy.value, "conversation": payload.get("conversation")}
     try:
-        return parse_incoming(
-            {**given, "channel": event.source, "session_id": str(session_id), "on_busy": on_busy.value},
-            tenant=parse_tenant(payload.get("tenant")),
-        )
+        message = parse_incoming(given, tenant=parse_tenant(payload.get("tenant")))
+        additions = _additions(payload.get("additions"))
     except InvalidRequest as error:
         raise InvalidRequest(f"Event {number} of event_queue_backup: {error.message}") from error
+    here = message.model_copy(update={"session_id": session_id, "conversation": None})
+    return _Pending(here, additions, _chat_of(event), message.conversation, payload.get("left_out") is True)
 
 
-def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, messages: Sequence[Incoming]) -> None:
+def _additions(given: Any) -> Additions:
+    try:
+        return Additions.from_dict(storable_json(given))
+    except (SettingsError, LookupError, TypeError, AttributeError, ValueError):
+        raise InvalidRequest("additions: this release cannot read them.") from None
+
+
+def _open_unknown(runtime: Runtime, snapshot: AgentSnapshot, queued: Sequence[_Pending]) -> None:
     """Open the session for the messages' user, at the snapshot's tick, unless the session exists.
 
     Raises:
         InvalidRequest: the messages are from more than one user; nothing was changed.
         NotFound: the session exists and is another user's; nothing was changed.
     """
-    first = messages[0]
-    if any(message.user != first.user for message in messages):
+    first, conversation = queued[0].message, queued[0].conversation
+    if any(each.message.user != first.user for each in queued):
         raise InvalidRequest("The pending messages are from several users, but a session belongs to one.")
     runtime.database.run(
         sessions.OPEN_RESTORED,
         {
             "session_id": snapshot.agent_id,
             "user_id": first.user,
-            "scope": scope_of(runtime.settings.session.scope, first.channel),
+            "scope": scope_of(runtime.settings.session.scope, first.channel, conversation),
+            "conversation": conversation,
+            "title": title_of(first.text),
+            "remember": not any(each.left_out for each in queued),
             "agent": first.agent or runtime.agents.default.name,
             "channel": first.channel,
             "tick": snapshot.tick_index,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -13,11 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from perdure.casebank import archive, cases, search
+from perdure.casebank import archive, cases, search, transfer
+from perdure.casebank.embedding import embed_cases
 from perdure.casebank.runs import prune
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
-from perdure.errors import NotFound
+from perdure.errors import NotFound, ProviderError
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
 from tests.casebank.bank import TABLES, bank, column, put, statuses
 
 INDEX = "cases_shared_nearest_16_idx"
@@ -194,3 +201,36 @@ def test_a_large_bank_is_searched_by_its_index(database: Database) -> None:
         assert INDEX in str(plan.fetchall())
     indexed = search.search(database, vectors[7].tolist(), "hash:16", 4)
     assert [each.case_id for each in indexed] == nearest
+
+
+def test_a_restored_case_is_found(database: Database, clock: MovedClock) -> None:
+    """A case is embedded when it is restored, if it has no vector, or one of the installation's former embedder."""
+    former, present = HashEmbedder(16), HashEmbedder(32)
+    lines: list[dict[str, Any]] = [
+        {"case_id": "none", "query": "one", "status": "archived"},
+        {"case_id": "foreign", "query": "two", "status": "archived", "query_vector": [1, 0], "embedder": "other:2"},
+        {"case_id": "former", "query": "three", "last_accessed_at": "2020-01-01T00:00:00Z"},
+    ]
+    texts = [json.dumps({"response_text": "a", "created_at": "2020-01-01T00:00:00Z", **each}) for each in lines]
+    transfer.import_lines(database, texts, now=clock.now(), own_embedder=former.name)
+    list(embed_cases(database, former))
+    assert prune.run(bank(database, clock))["details"]["archived"] == ["former"]
+    assert list(embed_cases(database, present, reembed=True)) == []
+    for each in lines:
+        archive.restore(database, each["case_id"], present)
+    embedders = {each["case_id"]: each["embedder"] for each in cases.list_cases(database)}
+    assert embedders == {"none": present.name, "former": present.name, "foreign": "other:2"}
+
+
+def test_a_case_is_restored_while_its_embedder_is_unavailable(database: Database, clock: MovedClock) -> None:
+    """The next reflection embeds the case."""
+
+    class _Ill(HashEmbedder):
+        def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+            raise ProviderError("ill")
+
+    text_ = json.dumps({"case_id": "a", "query": "one", "response_text": "b", "status": "archived"})
+    transfer.import_lines(database, [text_], now=clock.now())
+    archive.restore(database, "a", _Ill(16))
+    assert statuses(database) == {"a": "active"}
+    assert list(embed_cases(database, HashEmbedder(16))) == [1]

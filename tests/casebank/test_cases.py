@@ -10,7 +10,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
+from perdure.access.tenants import UserKey
 from perdure.casebank import archive, cases, executions, reflection, search, transfer
 from perdure.casebank import queries as casebank_queries
 from perdure.casebank.cases import NewCase
@@ -23,7 +25,7 @@ from perdure.errors import InvalidRequest, ProviderError
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
-from tests.casebank.bank import NOW, bank, column, put, use
+from tests.casebank.bank import NORTH, NOW, bank, column, put, use
 from tests.turns.harness import side_by_side
 
 GOOD = NewCase("c", "a question", "an answer", query_vector=[1.0, 2.0], embedder="hash:2", usage_count=3)
@@ -105,18 +107,38 @@ class _Refusing(HashEmbedder):
 
 
 def test_vectors_are_kept_until_new_ones_are_requested(database: Database) -> None:
-    """A case keeps its vector unless `reembed` is set.
+    """A case keeps an imported vector of another embedder unless `reembed` is set.
 
     If the embedder refuses a case's question, the other cases still get vectors.
     """
-    put(database, "a", query="one", vector=[1.0, 0.0], embedder="other:2")
-    put(database, "b", query="bad")
-    put(database, "c", query="two")
+    given = [line(case_id="a", query="one", query_vector=[1, 0], embedder="other:2"), line(case_id="c", query="two")]
+    transfer.import_lines(database, [*given, line(case_id="b", query="bad")], now=NOW, own_embedder="hash:16")
     made = "SELECT embedder FROM cases ORDER BY case_id"
     assert list(embed_cases(database, _Refusing(16))) == [2]
     assert column(database, made) == ["other:2", None, "hash:16"]
     assert list(embed_cases(database, _Refusing(16), reembed=True)) == [2]
     assert column(database, made) == ["hash:16", None, "hash:16"]
+
+
+def test_a_new_embedder_embeds_anew_what_the_former_one_embedded(database: Database, clock: MovedClock) -> None:
+    """Imported without a vector, imported with one of the installation's embedder, or learnt: searches find each."""
+    former, present = HashEmbedder(16), HashEmbedder(32)
+    vector = list(map(float, former.embed(["three"])[0]))
+    lines = [
+        line(case_id="a", query="one"),
+        line(case_id="c", query="three", query_vector=vector, embedder="hash:16"),
+        line(case_id="d", query="four", query_vector=[1, 0], embedder="other:2"),
+    ]
+    assert transfer.import_lines(database, lines, now=clock.now(), own_embedder=former.name).added == 3
+    learnt = cases.learn(
+        database, clock, turn_id=UUID(int=1), user_id=UserKey("ana"), query="two", response_text="so",
+        query_vector=former.embed(["two"])[0], embedder=former.name,
+    )  # fmt: skip
+    list(embed_cases(database, former))
+    assert list(embed_cases(database, present)) == [3]
+    assert list(embed_cases(database, present)) == []
+    rows = [(each["case_id"], each["embedder"]) for each in cases.list_cases(database)]
+    assert dict(rows) == {"a": "hash:32", learnt: "hash:32", "c": "hash:32", "d": "other:2"}
 
 
 # --- files -----------------------------------------------------------------------------
@@ -266,6 +288,54 @@ def test_the_rate_is_that_of_the_last_hundred_executions(database: Database, clo
     uses(database, clock, "a", "-" * 5 + "+" * 75 + "-" * 25)
     assert reflection.reflect(database) == reflection.Reflected(1, [])
     assert column(database, "SELECT success_rate FROM cases ORDER BY case_id") == [75.0, 12.0]
+
+
+def test_an_imported_rate_counts_for_the_uses_before(database: Database, clock: MovedClock) -> None:
+    """One failure does not outweigh 400 uses, however often reflection runs. After 100 uses, only they count."""
+    case = cases.NewCase("a", "how", "so", usage_count=400, success_rate=95.0)
+    few = cases.NewCase("b", "how", "so", usage_count=3, success_rate=100.0)
+    for each in (case, few):
+        cases.add(database, each, now=clock.now())
+        uses(database, clock, each.case_id, "-")
+    for _ in range(2):
+        assert reflection.reflect(database) == reflection.Reflected(2, [])
+        rates = column(database, "SELECT success_rate FROM cases ORDER BY case_id")
+        assert rates == [pytest.approx(95.0 * 99 / 100), pytest.approx(75.0)]
+    uses(database, clock, "a", "-" * 100, first=2)
+    assert reflection.reflect(database).flagged == ["a"]
+    assert column(database, "SELECT success_rate FROM cases WHERE case_id = 'a'") == [0.0]
+
+
+def test_reflection_keeps_the_rate_of_a_merge(database: Database, clock: MovedClock) -> None:
+    """The uses that a case has absorbed count in its rate until a hundred later uses replace them."""
+    put(database, "keeper", vector=NORTH, usage=59, rate=90.0)
+    put(database, "loser", vector=NORTH, usage=50, rate=40.0)
+    uses(database, clock, "keeper", "-")
+    clock.advance(timedelta(days=8))
+    assert len(prune.run(bank(database, clock))["details"]["merged"]) == 1
+    merged = column(database, "SELECT success_rate FROM cases WHERE case_id = 'keeper'")
+    assert reflection.reflect(database).rated == 0
+    assert column(database, "SELECT success_rate FROM cases WHERE case_id = 'keeper'") == merged
+    uses(database, clock, "keeper", "+", first=2)
+    assert reflection.reflect(database).rated == 1
+    expected = pytest.approx((99 * merged[0] + 100) / 100)
+    assert column(database, "SELECT success_rate FROM cases WHERE case_id = 'keeper'") == [expected]
+
+
+def test_a_page_of_cases_without_executions_ends_no_reflection(database: Database, clock: MovedClock) -> None:
+    """Cases whose executions are all older than their merge are on every page before a case that is rated."""
+    for number in range(101):
+        put(database, f"{number:03}")
+        uses(database, clock, f"{number:03}", "-", first=number)
+    with database.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO case_history (case_id, event, reason, details, at) "
+                """SELECT case_id, 'absorbed', '', '{"after": {"usage_count": 1, "success_rate": 5}}', perdure_now() """
+                "FROM cases WHERE case_id < '100'"
+            )
+        )
+    assert reflection.reflect(database) == reflection.Reflected(1, ["100"])
 
 
 def test_feedback_overrides_the_outcome_of_the_turn(database: Database, clock: MovedClock) -> None:

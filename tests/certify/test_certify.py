@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from perdure.certify.certificate import Certificate, Kind
@@ -128,3 +133,62 @@ def test_the_example_of_the_document_is_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in read("docs/certify.md")
     assert 'the world: + {"article": "text", "pieces": 1}' in done.stdout
+
+
+def _until(condition: Callable[[], object], what: str) -> None:
+    """Wait until `condition` is true: a server starts, or has ended."""
+    deadline = time.monotonic() + 150
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def _of(directory: Path) -> list[str]:
+    """The processes that use the directory."""
+    found = []
+    for each in psutil.process_iter(["cmdline", "cwd"]):
+        where = [*(each.info["cmdline"] or ()), each.info["cwd"] or ""]
+        if any(str(directory) in text for text in where) and each.status() != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(where))
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        pytest.param(signal.SIGTERM, "command", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, "plugin", id="SIGHUP of pytest"),
+        pytest.param(signal.SIGINT, "command", id="SIGINT", marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, "plugin", id="SIGTERM of pytest", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_signal_leaves_nothing_behind(liars: Path, number: signal.Signals, way: str) -> None:
+    """The servers, the workers and their directory are gone when the command ends, and when pytest does."""
+    command = {
+        "command": ["-m", "perdure.cli", "certify", "tests.certify.liars", "--tool", "order", "--lanes", "2", "--json"],
+        "plugin": ["-m", "pytest", "-p", "perdure.certify.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:xdist",
+                   "-p", "no:schemathesis", "--perdure-certify", "tests.certify.liars", str(liars)],
+    }[way]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="c-", dir="/tmp") as name:  # a socket's path is short
+        directory = Path(name)
+        with subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": name, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                _until(lambda: any(liars.iterdir()) or process.poll() is not None, "no tool has run")
+            finally:
+                process.send_signal(number)
+            out, errors = process.communicate(timeout=60)
+        assert process.returncode == {"command": 1, "plugin": 2}[way], out + errors
+        assert list(directory.glob("perdure-*")) == []
+        assert _of(directory) == []
+    if way == "command":
+        found = json.loads(out)
+        assert (found["ok"], found["complete"], [each["tool"] for each in found["tools"]]) == (False, False, ["order"])

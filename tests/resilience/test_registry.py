@@ -35,7 +35,7 @@ from perdure.resilience.stores import CircuitAnswer, OwnCircuits
 from perdure.servers import redis
 from perdure.servers.lifecycle import Running
 from perdure.servers.redis import client_url
-from perdure.settings import BreakerSettings
+from perdure.settings import REDIS_PREFIX, BreakerSettings
 
 SETTINGS = BreakerSettings(failure_threshold=2, cooldown_s=60)
 DOWN = ProviderError("down", transient=True)
@@ -243,6 +243,26 @@ def test_a_reset_lets_calls_through_again(breakers: Breakers) -> None:
         breakers.reset("llm:nobody")
 
 
+@pytest.mark.parametrize("then", ["refused", "reset", "failed"])
+def test_a_breaker_is_listed_after_redis_has_lost_its_name(breakers: Breakers, redis_url: str, then: str) -> None:
+    """Redis may evict the set of names, and keep the circuits. Each use and each reset of one puts its name back."""
+    fail(breakers.get("llm:test"))
+    if then != "failed":
+        fail(breakers.get("llm:test"))
+    client = redis_py.Redis.from_url(client_url(redis_url), decode_responses=True)
+    assert client.delete(f"{REDIS_PREFIX}{{breakers}}") == 1
+    client.close()
+    if then == "reset":
+        assert breakers.reset("llm:test").state is CircuitState.CLOSED
+    elif then == "failed":
+        fail(breakers.get("llm:test"))
+    else:
+        with pytest.raises(CircuitBreakerOpen):
+            succeed(breakers.get("llm:test"))
+    state = CircuitState.CLOSED if then == "reset" else CircuitState.OPEN
+    assert [(each.name, each.state) for each in breakers.list()] == [("llm:test", state)]
+
+
 def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedClock) -> None:
     """With `PERDURE_BREAKER__ENABLED=false` no call is refused."""
     breakers = Breakers(BreakerSettings(enabled=False, failure_threshold=1), clock, redis_url)
@@ -283,7 +303,7 @@ def test_a_failing_breaker_costs_two_short_scripts_a_call(clock: MovedClock, red
     fail(breaker)
     commands = _commands(redis_url, lambda: _fail_often(breaker, 50))
     breakers.close()
-    within_scripts = 50 * (2 + 5)  # TIME and HMGET in both scripts; ZREM, HSET and EXPIRE in the second
+    within_scripts = 50 * (2 + 6)  # TIME and HMGET in both scripts; ZREM, HSET, EXPIRE and SADD in the second
     assert commands - within_scripts == 50 * 2
 
 

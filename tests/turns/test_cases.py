@@ -16,7 +16,18 @@ from perdure.agents import Agents
 from perdure.casebank import archive, cases, executions, reflection, search, sharing
 from perdure.casebank.cases import NewCase
 from perdure.casebank.runs import prune
-from perdure.errors import Conflict, NotFound, ProviderError, SettingsError
+from perdure.errors import (
+    BudgetExhausted,
+    CircuitBreakerOpen,
+    Conflict,
+    ContentFiltered,
+    DeadlineExceeded,
+    NotFound,
+    PerdureError,
+    ProviderError,
+    RateLimited,
+    SettingsError,
+)
 from perdure.settings import CaseScope, MemorySettings
 from perdure.turns.cancel import cancel
 from perdure.turns.feedback import Feedback, give_feedback
@@ -68,9 +79,30 @@ def test_near_cases_are_in_the_prompt_and_counted_when_the_turn_settles(harness:
     assert system.count("Answered") == len(_executions(harness)) == 4
     assert ("router", True, None, None) in _executions(harness)
     assert cases.read(harness.database, "router")["usage_count"] == 1
-    harness.script(ProviderError("the model failed"))
+    harness.script(ContentFiltered("filtered"))
     assert harness.ask("how do I reset the router")["status"] == "failed"
-    assert ("router", False, None, "PROVIDER_ERROR") in _executions(harness)
+    assert ("router", False, None, "CONTENT_FILTERED") in _executions(harness)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProviderError("the model failed"),
+        RateLimited("too many requests"),
+        DeadlineExceeded("no answer in time"),
+        CircuitBreakerOpen("open"),
+        BudgetExhausted("spent"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_an_outage_is_no_use_of_the_cases(harness: Harness, error: PerdureError) -> None:
+    """A turn that fails because a service is unavailable does not show whether the case would have helped."""
+    _put(harness)
+    harness.script(error)
+    turn = harness.ask(QUESTION)
+    assert ANSWER in _system(harness)
+    assert turn["error"]["code"] == error.code
+    assert _executions(harness) == []
 
 
 @pytest.mark.usefixtures("prepared")
@@ -261,6 +293,73 @@ def test_turns_run_without_cases_while_the_embedder_is_unavailable(harness: Harn
     harness.embedder = _Away()
     assert harness.ask(QUESTION)["status"] == "done"
     assert ANSWER not in _system(harness)
+
+
+def test_the_case_of_withdrawn_praise_is_archived(harness: Harness) -> None:
+    """The last feedback counts: an answer that was praised by mistake enters no prompt until it is praised again."""
+    harness.script(says(ANSWER))
+    turn = harness.ask(QUESTION)
+    for score in (1, -1, -1):
+        _score(harness, turn, score)
+    [learnt] = cases.list_cases(harness.database)
+    assert learnt["status"] == "archived"
+    assert cases.read(harness.database, learnt["case_id"])["history"][-1]["reason"] == "its praise was withdrawn"
+    harness.ask(QUESTION)
+    assert ANSWER not in _cases(harness)
+    for _ in range(2):
+        _score(harness, turn, 1)
+    assert [each["status"] for each in cases.list_cases(harness.database)] == ["active"]
+    harness.ask(QUESTION)
+    assert ANSWER in _cases(harness)
+
+
+@pytest.mark.parametrize("stays", ["shared", "praised elsewhere", "archived by a run"])
+def test_a_case_that_rests_on_more_than_its_praise_is_not_withdrawn(harness: Harness, stays: str) -> None:
+    """What an administrator, a pruning run or the praise of another turn that used the case has decided stands."""
+    harness.script(says(ANSWER), says("Press it."))
+    turn = harness.ask(QUESTION)
+    _score(harness, turn, 1)
+    [learnt] = cases.list_cases(harness.database)
+    if stays == "shared":
+        sharing.share(harness.database, learnt["case_id"], "the test")
+    elif stays == "praised elsewhere":
+        _score(harness, harness.ask(QUESTION), 1)
+    else:
+        harness.move(100 * DAY_S)
+        assert prune.run(bank(harness.database, harness.clock))["details"]["archived"] == [learnt["case_id"]]
+    for score in (-1, 1):
+        _score(harness, turn, score)
+        found = cases.read(harness.database, learnt["case_id"])["status"]
+        assert found == ("archived" if stays == "archived by a run" else "active")
+
+
+def test_equal_praised_answers_are_one_case(harness: Harness) -> None:
+    """Praise of the same answer counts as a use of its case. Another answer, user or bank has a case of its own."""
+    harness.agents = Agents([Agent("assistant", "You help."), Agent("other", "You help.", casebank="other")])
+    harness.script(*[says(ANSWER)] * 5, says("Another."))
+    turns = [harness.ask(QUESTION) for _ in range(3)]
+    turns += [harness.ask(QUESTION, user_id="bob"), harness.ask(QUESTION, agent="other"), harness.ask(QUESTION)]
+    for each in turns:
+        _score(harness, each, 1)
+        _score(harness, each, 1)
+    found = cases.list_cases(harness.database)
+    assert len(found) == 4
+    [first] = [each for each in found if each["usage_count"]]
+    assert first["usage_count"] == 2
+    assert reflection.reflect(harness.database).rated == 1
+    _score(harness, turns[1], -1)
+    reflection.reflect(harness.database)
+    assert cases.read(harness.database, first["case_id"])["success_rate"] == 50
+
+
+def test_equal_cases_take_one_place_in_the_prompt(harness: Harness) -> None:
+    """Imported and shared cases may equal the user's own, and must not take the places of different ones."""
+    for number in range(6):
+        _put(harness, f"equal {number}", QUESTION.upper() if number % 2 else QUESTION)
+    _put(harness, "different", f"{QUESTION} again", "Unplug it.")
+    harness.ask(QUESTION)
+    assert _cases(harness).count(ANSWER) == 1
+    assert "Unplug it." in _cases(harness)
 
 
 def test_praise_is_learnt_and_found_when_its_user_asks_again(harness: Harness) -> None:

@@ -10,10 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.agents import Agent, Agents
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, Moment
 from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.sessions.conversations import change_conversation, list_conversations
 from perdure.settings import OnBusy, Settings
 from perdure.snapshots.codec import dump, parse
 from perdure.snapshots.exchange import read
@@ -24,7 +26,10 @@ from perdure.snapshots.redis import RedisSnapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
+from perdure.turns.additions import Additions
 from perdure.turns.cancel import cancel
+from perdure.turns.inbox.accept import accept
+from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.lease.claim import Ran
 from perdure.turns.restore_snapshot import Restored, restore
 from tests.conftest import RecordingWaker
@@ -160,6 +165,51 @@ def test_a_message_is_imported_as_it_was_sent(harness: Harness, other: Harness) 
     assert other.sql(messages) == harness.sql(messages)
 
 
+def test_an_imported_message_keeps_what_its_client_added(harness: Harness, other: Harness) -> None:
+    """What may not be remembered, or an OpenAI client added, holds in the other installation, too."""
+    session_id = _queued(harness)
+    added = Additions(instructions="Answer in JSON only.", settings={"temperature": 0.1})
+    fields = {"channel": "http", "user_id": "ana", "session_id": str(session_id)}
+    accept(harness.runtime, parse_incoming({**fields, "text": "My code word is Tulip.", "remember": False}))
+    accept(harness.runtime, parse_incoming({**fields, "text": "Weather in Rome?"}), additions=added)
+    restore(other.runtime, _exported(harness, session_id))
+    rows = "SELECT additions FROM turns WHERE settled_at IS NULL ORDER BY seq"
+    assert [row.additions for row in other.sql(rows)] == [{"remember": False}, added.to_dict()]
+    assert other.sql(rows) == harness.sql(rows)
+
+
+def test_an_imported_session_stays_in_its_conversation(harness: Harness, other: Harness) -> None:
+    """The conversation's next message goes to the imported session, and other messages of the user do not."""
+    sent = harness.send("Plan my trip to Rome.", conversation="trip", message_id="a")
+    restore(other.runtime, _exported(harness, sent.session_id))
+    assert other.send("And then?", conversation="trip").session_id == sent.session_id
+    assert other.send("Hello.").session_id != sent.session_id
+    [listed] = list_conversations(other.database, UserKey("ana"), 10)
+    assert (listed["conversation"], listed["title"]) == ("trip", "Plan my trip to Rome.")
+
+
+@pytest.mark.parametrize("where", ["source", "target"])
+def test_an_imported_conversation_stays_left_out_of_memory(harness: Harness, other: Harness, where: str) -> None:
+    """A conversation that is left out of memory before or after it is moved is left out of it there."""
+    left_out = harness if where == "source" else other
+    sent = harness.send("Hello.", conversation="private")
+    if left_out is other:
+        other.send("Hello.", conversation="private")
+    change_conversation(
+        left_out.database, left_out.runtime.wake, UserKey("ana"), "private", title=None, archived=None, remember=False
+    )
+    harness.send("My code word is Tulip.", conversation="private")
+    restore(other.runtime, _exported(harness, sent.session_id))
+    assert [row.remember for row in other.sql("SELECT remember FROM sessions WHERE scope = '/private'")] == (
+        [False] if left_out is harness else [False, False]
+    )
+    other.send("And again.", session_id=sent.session_id)
+    [row] = other.sql(
+        "SELECT additions FROM turns WHERE session_id = %(s)s ORDER BY seq DESC LIMIT 1", s=sent.session_id
+    )
+    assert row.additions == {"remember": False}
+
+
 def test_an_unknown_agent_is_replaced_by_the_default(harness: Harness, other: Harness) -> None:
     """If the importing installation lacks a message's agent, the default agent answers."""
     session_id = _queued(harness, "one")
@@ -232,6 +282,9 @@ def _with(snapshot: AgentSnapshot, **changed: object) -> tuple[Event, ...]:
         ({"priority": 10}, "priority"),
         ({"reply_to": {"url": "ftp://a"}}, "reply_to"),
         ({"reply_to": {"task": "not.allowed"}}, "PERDURE_REPLY_TASKS"),
+        ({"conversation": " "}, "conversation: is empty"),
+        ({"additions": ["remember"]}, "additions"),
+        ({"additions": {"tools": [{"name": "a b"}]}}, "additions"),
     ],
 )
 def test_a_malformed_message_is_refused_and_nothing_is_changed(

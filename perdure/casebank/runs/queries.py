@@ -255,7 +255,9 @@ ABSORB = Statement(
     ), recorded AS (
         INSERT INTO case_history (case_id, event, reason, details, run_id, at)
         SELECT case_id, 'absorbed', 'took over the counts of its duplicates',
-               jsonb_build_object('losers', losers, 'before', before), %(run_id)s::uuid, perdure_now()
+               jsonb_build_object('losers', losers, 'before', before, 'after',
+                                  jsonb_build_object('usage_count', usage_count, 'success_rate', success_rate)),
+               %(run_id)s::uuid, perdure_now()
         FROM keeping ORDER BY case_id
     )
     UPDATE cases AS c

@@ -2,9 +2,10 @@
 
 Every worker's sweeper calls `fire_due`. The transaction that accepts the message also advances the schedule. So a slot
 never becomes two messages, even if a worker crashes. A schedule that is concurrently removed, paused or erased sends no
-message. If slots were missed while no worker ran, only the newest slot fires. No schedule fires during quiet hours. A
-schedule with slots in the quiet hours fires once, when the quiet hours end. A schedule that was made in a fork sends
-its messages to the fork, until the fork's end.
+message. If slots were missed while no worker ran, only the newest slot fires. While a schedule's earlier message is
+queued, this message stands for the slots that pass; while its turn runs or waits, the schedule waits, too, and fires
+the newest slot then. No schedule fires during quiet hours. A schedule with slots in the quiet hours fires once, when
+the quiet hours end. A schedule that was made in a fork sends its messages to the fork, until the fork's end.
 """
 
 from __future__ import annotations
@@ -83,20 +84,18 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
     if quiet is not None and (later := quiet.over(row.now, zone)) > row.now:
         runtime.database.run(queries.ADVANCE, _Due(row, later).parameters())
         return
-    waited_s = (row.now - row.next_due).total_seconds()
-    if (
-        row.agent is not None
-        and runtime.agents.find(row.agent) is None
-        and waited_s < runtime.settings.turn.unknown_agent_s
-    ):
-        log.info("schedule %s is left to another worker: this one lacks the agent %r", row.schedule_id, row.agent)
-        _postpone(runtime, row, _SHORT_S)
+    if (postponed_s := _postponed_s(runtime, row)) > 0:
+        _postpone(runtime, row, postponed_s)
         return
     slot: datetime = row.once if row.cron is None else Cron(row.cron, zone).previous(row.now)
     following = None if row.cron is None else Cron(row.cron, zone).next(row.now)
     if following is not None and quiet is not None:
         following = quiet.over(following, zone)
     due = _Due(row, following, slot)
+    if row.earlier == "accepted":
+        log.info("schedule %s: its message for an earlier slot is still queued", row.schedule_id)
+        runtime.database.run(queries.ADVANCE, due.parameters())
+        return
     try:
         _accept(runtime, _message(row, slot), due)
     except (Unavailable, RateLimited):
@@ -104,6 +103,19 @@ def _fire(runtime: Runtime, row: Row[Any]) -> None:
     except PerdureError as refused:
         log.warning("schedule %s: its message was refused: %s", row.schedule_id, loggable(refused))
         runtime.database.run(queries.ADVANCE, due.parameters(error=refused.message[:_LONGEST_ERROR]))
+
+
+def _postponed_s(runtime: Runtime, row: Row[Any]) -> float:
+    """For how many seconds the schedule is postponed; 0 if it can fire now."""
+    waited_s: float = (row.now - row.next_due).total_seconds()
+    is_lacking = row.agent is not None and runtime.agents.find(row.agent) is None
+    if is_lacking and waited_s < runtime.settings.turn.unknown_agent_s:
+        log.info("schedule %s is left to another worker: this one lacks the agent %r", row.schedule_id, row.agent)
+        return _SHORT_S
+    if row.earlier is not None and row.earlier != "accepted":
+        log.info("schedule %s waits until the turn of its earlier message is settled", row.schedule_id)
+        return min(max(waited_s, _SHORT_S), _AGAIN_S)
+    return 0
 
 
 def _accept(runtime: Runtime, message: Incoming, due: _Due) -> None:
@@ -154,10 +166,11 @@ def _message(row: Row[Any], slot: datetime) -> Incoming:
     fields = {
         "text": reminders.DUE_NOW.format(date=f"{set_on:%Y-%m-%d}") + row.text,
         "channel": row.channel,
-        "message_id": f"schedule:{row.schedule_id}:{slot.isoformat()}",
+        "message_id": reminders.message_id(row.schedule_id, slot),
         "conversation": row.conversation,
         "agent": row.agent,
         "on_busy": OnBusy.ENQUEUE,
+        "remember": row.remember,
         "metadata": {"schedule_id": str(row.schedule_id), "slot": slot.isoformat(), "timezone": row.timezone},
     }
     return stored_incoming(UserKey(row.user_id), fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Thread
 from typing import Any
@@ -12,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import Agent, agent_tool
+from perdure import Agent, agent_tool, tool
 from perdure.access.tenants import UserKey, user_key
 from perdure.agents import Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound
@@ -21,8 +22,12 @@ from perdure.sessions.forking import fork
 from perdure.settings import GuardSettings, ScheduleSettings
 from perdure.timetable import reminders
 from perdure.tools.reminders import remind_me, schedules, unschedule
+from perdure.turns import pauses
+from perdure.turns.calls.approvals import decide, parse_decision
+from perdure.turns.cancel import cancel
 from perdure.turns.inbox import fire_schedules
 from perdure.turns.inbox.fire_schedules import fire_due
+from perdure.turns.lease.claim import Ran
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, OpenAIServer
 from tests.turns.broker import Broker
@@ -92,16 +97,66 @@ def test_a_cron_schedule_fires_each_slot_once(harness: Harness) -> None:
         harness.move(601 + 600 * missed)
         assert fire_due(harness.runtime) == 1
         assert fire_due(harness.runtime) == 0
+        harness.run(_places(harness)[-1])
     assert len(fired(harness)) == 3
     [shown] = reminders.list_reminders(harness.database, UserKey("ana"))
     now = harness.clock.now()
     assert now - timedelta(minutes=10) < datetime.fromisoformat(shown["last_slot"]) <= now
     assert now < datetime.fromisoformat(shown["next_due"]) <= now + timedelta(minutes=10)
     turn = harness.turn(UUID(shown["last_turn_id"]))
-    assert turn["status"] == "accepted"
+    assert turn["status"] == "done"
     reminders.remove(harness.database, UUID(made["schedule_id"]), UserKey("ana"))
     harness.move(3_600)
     assert fire_due(harness.runtime) == 0
+
+
+def test_a_queued_message_stands_for_the_slots_that_pass(harness: Harness) -> None:
+    """While a user is paused, or the conversation is busy, a schedule's messages do not pile up."""
+    add(harness, cron="*/10 * * * *")
+    add(harness, user="bob", at=soon(harness, 5))
+    pauses.pause(harness.database, tenant=None, user=UserKey("ana"), agent=None)
+    harness.move(601)
+    assert fire_due(harness.runtime) == 2
+    for _ in range(3):
+        harness.move(600)
+        assert fire_due(harness.runtime) == 1
+        assert fire_due(harness.runtime) == 0
+    assert len(fired(harness)) == 2
+    pauses.resume(harness.database, tenant=None, user=UserKey("ana"), agent=None)
+    [paused] = harness.sql("SELECT session_id FROM sessions WHERE user_id = 'ana'")
+    assert harness.run(paused.session_id) == Ran(1)
+    harness.move(600)
+    fire_due(harness.runtime)
+    assert len(fired(harness)) == 3
+
+
+def test_a_slot_waits_for_the_turn_of_an_earlier_one(harness: Harness) -> None:
+    """If a schedule's turn waits beyond the next slots, the newest slot fires once the turn is settled."""
+
+    @tool(requires_approval=True)
+    def water() -> str:
+        """Water the plants."""
+        return "watered"
+
+    harness.equip(water)
+    harness.script(calls(("water", {})), says("It is done."))
+    add(harness, cron="*/10 * * * *")
+    harness.move(601)
+    fire_due(harness.runtime)
+    [session_id] = _places(harness)
+    harness.run(session_id)
+    for _ in range(2):
+        harness.move(600)
+        assert fire_due(harness.runtime) == 1
+        assert fire_due(harness.runtime) == 0
+    assert len(fired(harness)) == 1
+    [turn] = harness.sql("SELECT turn_id FROM turns")
+    cancel(harness.runtime, turn.turn_id)
+    harness.move(301)
+    assert fire_due(harness.runtime) == 1
+    assert len(fired(harness)) == 2
+    [shown] = reminders.list_reminders(harness.database, UserKey("ana"))
+    assert harness.clock.now() - datetime.fromisoformat(shown["last_slot"]) < timedelta(minutes=10)
 
 
 def test_pause_and_resume(harness: Harness) -> None:
@@ -351,8 +406,8 @@ def _reminded(harness: Harness, in_minutes: int = 10, **given: Any) -> dict[str,
 
 def _places(harness: Harness) -> list[UUID]:
     """The sessions in which schedules have fired."""
-    fired = "SELECT session_id FROM turns JOIN inbox USING (turn_id) WHERE message_id LIKE 'schedule:%%' ORDER BY seq"
-    return [row.session_id for row in harness.sql(fired)]
+    fired = "SELECT session_id FROM turns JOIN inbox USING (turn_id) WHERE message_id LIKE 'schedule:%%'"
+    return [row.session_id for row in harness.sql(f"{fired} ORDER BY turns.accepted_at")]
 
 
 @pytest.mark.parametrize("conversation", ["house", None])
@@ -434,6 +489,70 @@ def test_a_repeated_call_adds_one_schedule(harness: Harness) -> None:
     assert len(reminders.list_reminders(harness.database, UserKey("ana"))) == 1
 
 
+@pytest.mark.parametrize("fires", [True, False])
+@pytest.mark.parametrize("given", [{"in_minutes": 1}, {"at": 50}, {"at": 50, "quiet": True}])
+def test_a_repeated_call_reminds_once(harness: Harness, given: dict[str, Any], *, fires: bool) -> None:
+    """A reminder may fire, and be deleted, before its call is repeated after a crash."""
+    if given.get("quiet"):
+        begin = harness.clock.now()
+        quiet = f"{begin:%H:%M}-{begin + timedelta(minutes=2):%H:%M}"
+        harness.settings = harness.settings.model_copy(update={"schedule": ScheduleSettings(quiet_hours=quiet)})
+    at = {"at": soon(harness, given["at"])} if "at" in given else {"in_minutes": given["in_minutes"]}
+    harness.equip(remind_me)
+    harness.script(calls(("remind_me", {"text": "Tea.", **at})), says("It is set."), says("Tea!"), says("Tea!"))
+    sent = harness.send("remind me")
+    with harness.crashing("before" if fires else "after", "turns.step", 2 if fires else 1):
+        harness.run(sent.session_id)
+    harness.move(300)
+    assert fire_due(harness.runtime) == fires
+    harness.run(sent.session_id)
+    [told] = [text for role, text in harness.lines(sent.session_id) if role == "tool"]
+    assert ("has fired" if fires else "is set; it fires at") in told
+    harness.move(300)
+    fire_due(harness.runtime)
+    assert len(_places(harness)) == 1
+    assert reminders.list_reminders(harness.database) == []
+
+
+def test_minutes_count_from_the_approval_of_the_call(harness: Harness) -> None:
+    """A person may approve a reminder of ten minutes an hour after the model has asked for it."""
+    harness.agents = Agents([Agent("assistant", "You help.", [replace(remind_me, requires_approval=True)])])
+    turn = _reminded(harness)
+    [pending] = turn["pending_approvals"]
+    harness.move(3_000)
+    approved = parse_decision({"call_id": pending["call_id"], "decision": "approve"})
+    decide(harness.runtime, UUID(turn["turn_id"]), approved)
+    harness.run(UUID(turn["session_id"]))
+    [found] = reminders.list_reminders(harness.database, UserKey("ana"))
+    due_s = (datetime.fromisoformat(found["next_due"]) - harness.clock.now()).total_seconds()
+    assert 500 < due_s <= 600
+
+
+def test_a_reminder_of_what_may_not_be_remembered(harness: Harness) -> None:
+    """Its message and reply are not remembered, nor are those of the reminder that it sets in its turn."""
+    helper = Agent("helper", "You remind.", [remind_me])
+    harness.agents = Agents([Agent("assistant", "You help.", [remind_me, agent_tool(helper, name="delegate")]), helper])
+    harness.calls = Broker()
+    first = _reminded(harness, remember=False)
+    harness.script(calls(("delegate", {"task": "remind me"})))
+    child = harness.ask("remind me", user_id="bob", remember=False)["children"][0]["turn_id"]
+    harness.script(calls(("remind_me", {"text": "Tea.", "in_minutes": 10})), says("It is set."))
+    harness.run(UUID(child))
+    _reminded(harness, user_id="cy")
+    harness.move(601)
+    assert fire_due(harness.runtime) == 3
+    harness.script(calls(("remind_me", {"text": "More tea.", "cron": "*/10 * * * *"})), says("Tea!"))
+    harness.run(UUID(first["session_id"]))
+    harness.move(601)
+    assert fire_due(harness.runtime) == 1
+    rows = harness.sql(
+        "SELECT t.user_id, t.additions FROM turns AS t JOIN inbox USING (turn_id) "
+        "WHERE message_id LIKE 'schedule:%%' ORDER BY t.user_id, t.seq"
+    )
+    left_out = {"remember": False}
+    assert [tuple(row) for row in rows] == [("ana", left_out), ("ana", left_out), ("bob", left_out), ("cy", None)]
+
+
 def test_remind_me_tomorrow_at_nine(harness: Harness) -> None:
     """Over the real wire: without a tool for the time, the model reads the date and the user's zone.
 
@@ -492,8 +611,10 @@ def test_a_schedule_that_fired_while_the_clock_was_ahead(harness: Harness) -> No
         before = len(fired(harness))
         harness.move(days * DAY_S)
         fire_due(harness.runtime)
+        harness.run(_places(harness)[-1])
         harness.move(ahead * DAY_S)
         fire_due(harness.runtime)
+        harness.run(_places(harness)[-1])
         harness.move(-ahead * DAY_S)
         assert fire_due(harness.runtime) == (1 if ahead else 0)
         assert len(fired(harness)) == before + (2 if ahead else 1)
