@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    RootModel,
+    SecretStr,
+    computed_field,
+)
 from typing_extensions import TypedDict
 
-from perdure.errors import ModelRetry, SettingsError
+from perdure import Agent
+from perdure.errors import GuardRejected, ModelRetry, SettingsError
 from perdure.models.protocol import Message, ModelRequest, Role
 from perdure.models.providers.chat_wire import request_body
 from perdure.output import OutputType
+from perdure.testing import Scripted, ask
 
 
 class Item(BaseModel):
@@ -113,3 +127,164 @@ def test_a_type_without_a_schema_is_refused(given: Any) -> None:
     """The mistake is found where the agent is declared."""
     with pytest.raises(SettingsError, match="agent 'shop' has output="):
         _of(given)
+
+
+class Serialized(BaseModel):
+    full_name: str = Field(serialization_alias="fullName")
+    note: str = ""
+
+
+class Validated(BaseModel):
+    full_name: str = Field(validation_alias=AliasChoices("fullName", "name"))  # type: ignore[pydantic-alias]  # tested
+
+
+class Aliased(BaseModel):
+    full_name: str = Field(alias="fullName")
+
+
+class Computed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int = Field(alias="length")
+    inner: Serialized | None = None
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic documents it
+    @property
+    def area(self) -> int:
+        """The area of a square."""
+        return self.size**2
+
+
+class Excluded(BaseModel):
+    number: int
+    token: str = Field(exclude=True)
+
+
+class Price(BaseModel):
+    cents: Annotated[int, BeforeValidator(lambda value: round(float(value) * 100))]
+
+
+class Embedded(BaseModel):
+    of_text: Json[list[int]]
+
+
+class Secret(BaseModel):
+    password: SecretStr
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "data"),
+    [
+        (Serialized, '{"full_name": "Ana"}', {"full_name": "Ana", "note": ""}),
+        (list[Serialized], '[{"full_name": "Ana"}]', [{"full_name": "Ana", "note": ""}]),
+        (Validated, '{"fullName": "Ana"}', {"full_name": "Ana"}),
+        (Aliased, '{"fullName": "Ana"}', {"fullName": "Ana"}),
+        (Computed, '{"length": 2}', {"length": 2, "inner": None}),
+        (
+            Computed,
+            '{"length": 2, "inner": {"full_name": "Ana"}}',
+            {"size": 2, "inner": {"full_name": "Ana", "note": ""}},
+        ),
+        (Excluded, '{"number": 1, "token": "t"}', {"number": 1, "token": "t"}),
+        (Price, 'It is {"cents": "1.5"}', {"cents": "1.5"}),
+        (Annotated[int, AfterValidator(lambda value: value + 1)], "3", 3),
+        (Embedded, '{"of_text": "[1]"}', {"of_text": "[1]"}),
+    ],
+)
+def test_the_data_can_be_read_again(given: Any, text: str, data: Any) -> None:
+    """Whatever reads a turn's data has the value that the model's text meant."""
+    output = _of(given)
+    value = output.read(text)
+    assert output.to_json(value, text) == data
+    assert output.restore(data) == value
+    answer = ask(Agent("shop", "You take orders.", output=given), "Go.", model=Scripted(text))
+    assert (answer.status, answer.data) == ("done", value)
+
+
+def test_a_secret_stays_hidden() -> None:
+    """The data has what pydantic shows of it."""
+    output, text = _of(Secret), '{"password": "hunter2"}'
+    assert output.to_json(output.read(text), text) == {"password": "**********"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Serialized(full_name="Ana"),
+        Validated.model_validate({"name": "Ana"}),
+        Aliased(fullName="Ana"),
+        Computed(length=2),
+    ],
+)
+def test_a_script_may_have_a_value_of_the_output(value: BaseModel) -> None:
+    """Its text is JSON that the output reads."""
+    answer = ask(Agent("shop", "You take orders.", output=type(value)), "Go.", model=Scripted(value))
+    assert (answer.status, answer.data) == ("done", value)
+
+
+class Short(BaseModel):
+    title: str = Field("", max_length=5)
+    tags: list[str] = Field(default_factory=list, max_length=2)
+
+
+class Scored(BaseModel):
+    score: float
+
+
+def _raises(error: BaseException) -> Callable[[Any], Any]:
+    def function(value: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "said"),
+    [
+        (Short, '{"title": "much too long"}', "title: is longer than 5 characters."),
+        (Short, '{"tags": ["a", "b", "c"]}', "tags: has more than 2 items."),
+        (Annotated[str, Field(max_length=3)], "abcd", "the value: is longer than 3 characters."),
+        (Annotated[set[int], Field(max_length=1)], "[1, 2]", "the value: has more than 1 items."),
+        (Scored, '{"score": "NaN"}', "NaN and infinities are not accepted."),
+        (list[Scored], '[{"score": "-inf"}]', "NaN and infinities are not accepted."),
+        (float, "inf", "NaN and infinities are not accepted."),
+        (Annotated[list[str], BeforeValidator(lambda value: value.split(","))], "[1]", "AttributeError: "),
+        (Annotated[int, AfterValidator(_raises(KeyError("x")))], "1", "KeyError: 'x'."),
+        (Annotated[int, AfterValidator(_raises(SystemExit(3)))], "1", "SystemExit: 3."),
+    ],
+)
+def test_what_does_not_fit_is_repaired(given: Any, text: str, said: str) -> None:
+    """A limit, a number without JSON and an error of the author's code are faults of the reply, not of the turn."""
+    model = Scripted(text, text, text)
+    answer = ask(Agent("shop", "You take orders.", output=given), "Go.", model=model)
+    assert (answer.status, answer.error_code, answer.steps) == ("failed", "INVALID_RESPONSE", 3)
+    assert f"Your answer could not be used: {said}" in model.requests[-1].messages[-1].content
+
+
+def test_a_validator_may_answer_the_model_or_end_the_turn() -> None:
+    """Errors of perdure keep their meaning."""
+    model = Scripted("1", "1", "1")
+    picky = Agent("shop", "You take orders.", output=Annotated[int, AfterValidator(_raises(ModelRetry("Higher!")))])
+    assert ask(picky, "Go.", model=model).error_code == "INVALID_RESPONSE"
+    assert "Higher!" in model.requests[-1].messages[-1].content
+    strict = Agent("shop", "You take orders.", output=Annotated[int, AfterValidator(_raises(GuardRejected("No.")))])
+    assert ask(strict, "Go.", model=Scripted("1")).error_code == "GUARD_REJECTED"
+
+
+class Nested(RootModel[list["Nested"]]):
+    """A list of lists."""
+
+
+class Named(RootModel[dict[str, "Named"]]):
+    """An object of objects."""
+
+
+@pytest.mark.parametrize(("given", "is_wrapped"), [(Nested, True), (Named, False), (Tree, False), (Tree | None, True)])
+def test_a_type_that_refers_to_itself_may_be_no_object(given: Any, is_wrapped: bool) -> None:
+    """The schema for the provider is an object; it holds the list in a member."""
+    schema = _of(given).schema
+    assert (schema["type"], "output" in schema["properties"]) == ("object", is_wrapped)
+    if given is Nested:
+        assert schema["$defs"]["Nested"] == {
+            "description": "A list of lists.", "type": "array", "items": {"$ref": "#/$defs/Nested"},
+        }  # fmt: skip
+        assert _of(given).read('{"output": [[], [[]]]}') == Nested([Nested([]), Nested([Nested([])])])

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, overload
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from perdure.clock import MovedClock
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, ToolCall, Usage
+from perdure.output import OutputType
 from perdure.tools.registry import Tool, ToolContext
 
 P = ParamSpec("P")
@@ -169,4 +171,6 @@ def _reply(reply: Reply, request: ModelRequest, call: ModelCall) -> ModelReply:
         case list() if reply and all(isinstance(each, ToolCall) for each in reply):
             return ModelReply("", tuple(reply), Usage(), _NAME, "tool_calls")
         case _:
-            return ModelReply(json.dumps(to_jsonable_python(reply)), usage=Usage(), model=_NAME, stop_reason="stop")
+            is_model = isinstance(reply, BaseModel)
+            data = OutputType(type(reply), _NAME).to_json(reply) if is_model else to_jsonable_python(reply)
+            return ModelReply(json.dumps(data), usage=Usage(), model=_NAME, stop_reason="stop")

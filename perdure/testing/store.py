@@ -328,12 +328,13 @@ class MemoryStore(Database):
         """The replies of a turn of this store, or of one above it; `with_others`: and of those that it asked."""
         if self.caller is not None and any(each.turn_id == turn_id for each in self.above()):
             return self.caller[0].used(turn_id, with_others=with_others)
-        own = [
-            _Used(self.agent, each["model"], each["fallback"], each["usage"])
-            for each in self.messages
-            if each["turn_id"] == turn_id
-            and (each["model"] is not None if each["role"] == "assistant" else each["usage"] is not None)
-        ]
+        said = [each for each in self.messages if each["turn_id"] == turn_id]
+        names = [(each.get("prompt") or {}).get("agent") for each in said]
+        agent, own = next(filter(None, names), self.agent), list[_Used]()
+        for each, name in zip(said, names, strict=True):
+            agent = name or agent
+            if each["model"] is not None if each["role"] == "assistant" else each["usage"] is not None:
+                own.append(_Used(agent, each["model"], each["fallback"], each["usage"]))
         asked = [child for asking, child in self.children if with_others and asking == turn_id]
         return [*own, *(row for child in asked for row in child.used_in_all())]
 

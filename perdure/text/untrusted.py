@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import GeneratorType
 from typing import Any, NoReturn
 
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_jsonable_python
@@ -24,6 +23,12 @@ MAX_DEPTH = 64
 
 MAX_DIGITS = 4_300
 """Maximum digits of an integer: Python's own limit for conversions."""
+
+OF_AUTHORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What an author's function may raise that runs in the thread of the turn, such as a validator.
+
+Any other exception ends the thread. `SystemExit` comes from a function that calls the main() of a command-line program.
+"""
 
 _READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -76,6 +81,13 @@ def storable_json(value: Any) -> Any:
     return value
 
 
+def is_finite(value: Any) -> bool:
+    """Whether the JSON values of `value` are without NaN and infinities."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return all(map(is_finite, _children(value)))
+
+
 def load_object(text: str, *, any_text: bool = False) -> dict[str, Any]:
     """Parse one JSON object, more strictly than `json.loads`. Returns `{}` for blank text.
 
@@ -124,7 +136,7 @@ def dump(value: Any, limit: int) -> str:
         ValueError: the value cannot be converted to JSON; the message says why.
     """
     if isinstance(value, str):
-        return storable(str(cut(value, limit)))
+        return storable(str.__str__(cut(value, limit)))  # `str` of a member of an enumeration is its name
     part = _BoundedCopy(limit)
     try:
         text = json.dumps(part.copy(value), ensure_ascii=False)
@@ -188,7 +200,7 @@ class _BoundedCopy:
                 raise ValueError(_BINARY)
             case dict():
                 return {self._key(name): self.copy(each) for name, each in self._while_room(value.items())}
-            case list() | tuple() | GeneratorType():
+            case list() | tuple() | Iterator():
                 return [self.copy(each) for each in self._while_room(value)]
             case _:
                 return self.copy(to_jsonable_python(value))
@@ -212,7 +224,9 @@ class _BoundedCopy:
         return self._text(text)
 
     def _key(self, name: Any) -> Any:
-        return self._text(name) if isinstance(name, str) else name
+        if name is None or isinstance(name, int | float | tuple):  # `json` writes it, or refuses it
+            return name
+        return self._text(name if isinstance(name, str) else next(iter(to_jsonable_python({name: None}))))
 
     def _while_room(self, items: Iterable[Any]) -> Iterator[Any]:
         for each in items:
@@ -229,7 +243,15 @@ def first_line(text: str, limit: int = 500) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    return first_line(f"{type(error).__name__}: {str(error)[:_READ_CHARS]}")
+    return first_line(f"{type(error).__name__}: {message_of(error)[:_READ_CHARS]}")
+
+
+def message_of(error: BaseException) -> str:
+    """`str(error)`; a note in its place if the class of the error cannot convert it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (the error's own class raises it, and the error is what matters)
+        return "its message cannot be shown"
 
 
 def member_path(item: ErrorDetails, skip: int = 0, limit: int = 200) -> str:
@@ -249,8 +271,9 @@ def what_is_wrong(item: ErrorDetails) -> str:
     kind, context = item["type"], item.get("ctx", {})
     if kind in {"string_too_short", "too_short"} and context.get("min_length") == 1:
         return "is empty"
-    if kind in {"string_too_long", "too_long"}:
-        return f"is longer than {context['max_length']} characters"
+    if kind in {"string_too_long", "too_long"} and "max_length" in context:
+        too_many = "is longer than {} characters" if kind == "string_too_long" else "has more than {} items"
+        return too_many.format(context["max_length"])
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return _PYDANTIC_MESSAGES.get(kind, message)
 

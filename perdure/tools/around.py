@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
@@ -105,6 +106,18 @@ async def _await(begin: Callable[[], Any]) -> Any:
     with _around_call():
         async with surrounded_coroutine():
             return await begin()
+
+
+def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of arguments for a function of the author, which may change it. Values that cannot be copied stay."""
+    return {name: _copy(value) for name, value in arguments.items()}
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 (a class may forbid it, as those of locks and connections do)
+        return value
 
 
 def _django() -> ModuleType | None:

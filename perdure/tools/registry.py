@@ -19,17 +19,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, cast, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
-from pydantic_core import ErrorDetails
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
 from typing_extensions import ParamSpec, TypeVar
 
 from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
 from perdure.files.results import File
 from perdure.models.protocol import ToolSchema
+from perdure.models.providers.wire_names import WireKeys
 from perdure.models.schemas import WithoutTitles
 from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
@@ -50,6 +52,10 @@ MAX_RESULT_CHARS = 32_000
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _FIELD = "argument_"
 """Prefix of the pydantic model's fields. Without the prefix, no parameter could be named `copy` or `_x`."""
+
+
+_LEAST_SHOWN = 200
+"""A text next to a file is left out of a result in which it has room for fewer characters."""
 
 
 Deps = TypeVar("Deps", default=Any)
@@ -87,10 +93,11 @@ class ToolContext(Generic[Deps]):
     it a type.
 
     `effect_id` is the idempotency key, which is the same for every attempt at a call. `cancelled` is set when the turn
-    no longer needs the result. `metadata` is the metadata of the user's message. `working_variables` persist until the
-    session ends. `memory` accesses the user's memories, and `reminders` the user's schedules; each is None in a process
-    that has no such access. Users of two tenants may have the same `user_id`, so a tool that stores data by user must
-    use `tenant` and `user_id` as the key. `progress` tells those who follow the turn how far the call is.
+    no longer needs the result: it is cancelled, or the call has exceeded its time limit. `metadata` is the metadata of
+    the user's message. `working_variables` persist until the session ends. `memory` accesses the user's memories, and
+    `reminders` the user's schedules; each is None in a process that has no such access. Users of two tenants may have
+    the same `user_id`, so a tool that stores data by user must use `tenant` and `user_id` as the key. `progress` tells
+    those who follow the turn how far the call is.
 
     Example:
         >>> @tool(effect="idempotent")
@@ -219,13 +226,17 @@ class Tool(Generic[P, R]):
     breaker: str | None
     _arguments: type[BaseModel]
     _context_parameter: str | None
+    _keys: WireKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keys", WireKeys(self.parameters))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the undecorated function, for unit tests."""
         return self.function(*args, **kwargs)
 
     def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self.parameters)
+        return ToolSchema(self.name, self.description, self._keys.schema)
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote against the function's signature.
@@ -237,13 +248,26 @@ class Tool(Generic[P, R]):
                 names the problem and the schema.
         """
         try:
-            model = self._arguments.model_validate(load_arguments(arguments, self.parameters))
+            model = self._arguments.model_validate(self.load(arguments))
         except ValidationError as error:
             problems = [_problem(item) for item in error.errors(include_url=False, include_context=False)]
             raise self._refusal("; ".join(problems)) from None
         except (ValueError, OverflowError) as error:
             raise self._refusal(str(error)) from None
+        except ToolError:  # raised by a validator
+            raise
+        except untrusted.OF_AUTHORS as error:
+            log.exception("a validator of the arguments of tool %s failed, so they are refused", self.name)
+            raise self._refusal(untrusted.error_summary(error)) from None
         return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
+
+    def load(self, arguments: str) -> dict[str, Any]:
+        """The JSON values that a model wrote, by the names of the arguments. They are not checked.
+
+        Raises:
+            ValueError: see `load_arguments`.
+        """
+        return self._keys.from_wire(load_arguments(arguments, self.parameters))
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
         return must_be_approved(self.name, self.requires_approval, arguments)
@@ -264,7 +288,7 @@ class Tool(Generic[P, R]):
             result = event_loop.call(
                 f"the tool {self.name}",
                 partial(self.function, **arguments, **injected),
-                lambda: context.cancelled.is_set() or context.working_variables.revoked,
+                context.cancelled.is_set,
             )
         except event_loop.CoroutineCancelled as error:
             if error.unwanted:
@@ -278,7 +302,7 @@ class Tool(Generic[P, R]):
         except (Exception, SystemExit) as error:
             raise ToolError(untrusted.error_summary(error)) from error
         try:
-            return untrusted.dump(_described(result, context), self.max_result_chars)
+            return untrusted.dump(_described(result, context, self.max_result_chars), self.max_result_chars)
         except PerdureError as error:
             raise ToolError(f"The tool {self.name} ran, but its file cannot be stored: {error.message}") from error
         except ValueError as error:
@@ -287,22 +311,33 @@ class Tool(Generic[P, R]):
             ) from error
 
     def _refusal(self, reason: str) -> ToolError:
-        expected = json.dumps(self.parameters, ensure_ascii=False)
+        expected = json.dumps(self._keys.schema, ensure_ascii=False)
         return ToolError(
             f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
             f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
         )
 
 
-def _described(result: Any, context: ToolContext) -> Any:
-    """The result of a tool, in which a line stands for each `File`."""
-    if isinstance(result, list) and any(isinstance(each, File) for each in result):
-        return "\n".join(str(_described(each, context)) for each in result)
-    if not isinstance(result, File):
+def _described(result: Any, context: ToolContext, limit: int) -> Any:
+    """The result of a tool, in which a line stands for each `File`. Only texts are cut, to `limit` characters."""
+    if isinstance(result, File):
+        return _attached(result, context)
+    if not isinstance(result, list) or not any(isinstance(each, File) for each in result):
         return result
+    parts = [(_attached(each, context), True) if isinstance(each, File) else (str(each), False) for each in result]
+    room = limit - sum(len(line) + 1 for line, is_file in parts if is_file)
+    shown = []
+    for text, is_file in parts:
+        part = text if is_file or len(text) < room else untrusted.cut(text, room - 1) if room > _LEAST_SHOWN else None
+        room -= 0 if is_file or part is None else len(part) + 1
+        shown += [] if part is None else [part]
+    return "\n".join(shown)
+
+
+def _attached(file: File, context: ToolContext) -> str:
     if context.attach is None:
         raise InvalidRequest("this process stores no files.")
-    return context.attach(result)
+    return context.attach(file)
 
 
 @overload
@@ -423,8 +458,8 @@ def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]
         return declared
     try:
         with around.surrounded(f"the requires_approval of {tool}"):
-            return bool(declared(arguments))
-    except Exception:
+            return bool(declared(around.copied(arguments)))
+    except untrusted.OF_AUTHORS:
         log.exception("the requires_approval of tool %s failed, so the call needs approval", tool)
         return True
 
@@ -435,8 +470,8 @@ def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) ->
         return declared
     try:
         with around.surrounded(f"the approver of {tool}"):
-            found = declared(arguments)
-    except Exception:
+            found = declared(around.copied(arguments))
+    except untrusted.OF_AUTHORS:
         log.exception("the approver of tool %s failed, so staff approves the call", tool)
         return STAFF
     if found is True or found == USER:
@@ -500,8 +535,10 @@ def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) ->
             context_parameters.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        described = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
-        fields[_FIELD + parameter.name] = (annotation, described)
+        if isinstance(default, FieldInfo):
+            annotation, default = Annotated[annotation, default], PydanticUndefined
+        told: dict[str, Any] = {"description": descriptions[parameter.name]} if parameter.name in descriptions else {}
+        fields[_FIELD + parameter.name] = (annotation, Field(default, alias=parameter.name, **told))
     if len(context_parameters) > 1:
         raise _unfit(function, f"has two parameters of type ToolContext: {', '.join(context_parameters)}")
     config = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -114,13 +114,14 @@ class WorkingVariables(MutableMapping[str, Any]):
         with context.working_variables as variables:
             variables["count"] = variables.get("count", 0) + 1
 
-    No other call can change variables during the block. If the block raises, its changes are discarded.
+    No other call can change variables during the block. If the block raises, its changes are discarded; of a block
+    within another block, only its own.
     """
 
     def __init__(self, shared: VariableSet | None = None) -> None:
         self._shared = shared or VariableSet()
         self._draft: dict[str, Any] | None = None
-        self._depth = 0
+        self._before: list[dict[str, Any]] = []
         self._changes: dict[str, Change] = {}
         self.revoked = False
         """Whether the call has timed out and can no longer change variables."""
@@ -129,13 +130,19 @@ class WorkingVariables(MutableMapping[str, Any]):
         """Lock the variables; returns a copy to change in place."""
         if self._draft is None:
             self._draft = self._shared.lock(self)
-        self._depth += 1
+        else:
+            self._before.append(deepcopy(self._draft))
         return self._draft
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Store the changes, unless the block raised."""
-        self._depth -= 1
-        if self._depth or self._draft is None:
+        if self._draft is None:
+            return
+        if self._before:  # a block within a block
+            before = self._before.pop()
+            if error is not None:
+                self._draft.clear()
+                self._draft.update(before)
             return
         draft, self._draft = self._draft, None
         try:
@@ -148,10 +155,16 @@ class WorkingVariables(MutableMapping[str, Any]):
         return deepcopy(self._present()[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if self._draft is not None:
+            self._draft[name] = value
+            return
         with self as variables:
             variables[name] = value
 
     def __delitem__(self, name: str) -> None:
+        if self._draft is not None:
+            del self._draft[name]
+            return
         with self as variables:
             del variables[name]
 

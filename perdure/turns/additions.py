@@ -52,7 +52,7 @@ class RequestedOutput:
                 f"fits this schema: {schema}"
             ) from None
 
-    def to_json(self, value: Any) -> Any:
+    def to_json(self, value: Any, text: str | None = None) -> Any:  # noqa: ARG002 (as OutputType)
         """A value that `read` returned, as JSON values that PostgreSQL stores."""
         return untrusted.storable_json(value)
 

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field
 
 from perdure import (
     Agent,
@@ -50,6 +52,16 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {}
+
+
+class Order(BaseModel):
+    top: int = Field(alias="$top")
+
+
+@tool(effect="pure")
+def sell(by: Order) -> str:
+    """Sell articles."""
+    return f"{by.top} sold"
 
 
 @tool(effect="pure")
@@ -287,6 +299,46 @@ SCENARIOS["a parallel guard"] = Scenario(
     lambda: assistant(price, input_guards=[_quiet, guard(_sees, parallel=True)]),
     [*PRICED, "Fine."],
     texts=("hello", "and?"),
+)
+
+
+# --- types with code of their own
+
+
+Cents = Annotated[int, BeforeValidator(lambda value: round(float(value) * 100))]
+Names = Annotated[list[str], BeforeValidator(lambda value: value.split(","))]
+
+
+@tool
+def settle(amount: Cents, region: str = "us", names: Names | None = None) -> str:
+    """Settle an amount in euros."""
+    return f"{amount} {region} {names}"
+
+
+def _edit_in_place(made: Any) -> Any:
+    made.arguments["region"] = "eu"
+    return made.replace(arguments=made.arguments)
+
+
+SCENARIOS["hooks that change one argument"] = Scenario(
+    lambda: assistant(settle, before_tool=[required(_edit_in_place), lambda made: made.arguments.clear()]),
+    [
+        [call("settle", amount=5, names="a,b"), call("settle", amount=7)],
+        call("settle", amount=9, names=["a"]),
+        "Settled.",
+    ],
+)
+SCENARIOS["a limited output of which nothing is left"] = Scenario(
+    lambda: assistant(
+        output=Annotated[list[Names], Field(max_length=1)] | None,
+        output_guards=[lambda text, _: Replace("none") if text == "null" else Allow()],
+    ),
+    ['["a,b", "c"]', '[["a"]]', '["a,b"]', "null"],
+    texts=("hello", "again"),
+)
+SCENARIOS["keys that providers refuse"] = Scenario(
+    lambda: assistant(sell),
+    [call("sell", '{"by": {"_top": 3}}'), call("sell", '{"by": {"$top": 4}}'), call("sell", '{"by": {}}'), "Sold."],
 )
 
 

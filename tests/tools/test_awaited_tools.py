@@ -1,7 +1,8 @@
-"""The declarations, schemas and arguments of `celery_tool` and `sleep_until`."""
+"""The declarations, schemas and arguments of `celery_tool`, `external_tool` and `sleep_until`."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,9 +12,11 @@ import pytest
 from celery import Celery
 from pydantic import BaseModel
 
-from perdure import Agent, SleepUntil, celery_tool
+from perdure import Agent, SleepUntil, celery_tool, external_tool
 from perdure.errors import SettingsError, ToolError
+from perdure.testing import Scripted, ask, call
 from perdure.tools.registry import ToolContext
+from perdure.turns.additions import Additions, client_tool
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 APP = Celery("shop", set_as_current=False)
@@ -127,3 +130,56 @@ def test_other_arguments_than_a_moment_are_refused(arguments: str) -> None:
     """Arguments other than one string `moment` are refused. The error message names `moment`."""
     with pytest.raises(ToolError, match="moment"):
         SleepUntil().parse(arguments)
+
+
+_ODD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"$filter": {"type": "string"}, "by": {"type": "object", "properties": {"größe": {}}}},
+    "required": ["$filter"],
+    "additionalProperties": False,
+}
+_WRITTEN = {"_filter": "new", "by": {"gr__e": 1}}
+_OWN = {"$filter": "new", "by": {"größe": 1}}
+
+
+def test_keys_that_providers_refuse_are_translated() -> None:
+    """Models read and write other keys; whoever runs the call gets the schema's own."""
+    made = external_tool("find", "Find.", _ODD)
+    assert (made.parameters, made.has_odd_keys) == (_ODD, True)
+    assert set(made.schema().parameters["properties"]) == {"_filter", "by"}
+    assert made.parse(json.dumps(_WRITTEN)) == made.parse(json.dumps(_OWN)) == _OWN
+    with pytest.raises(ToolError, match=r"\$filter is missing.*_filter"):
+        made.parse('{"by": {}}')
+    plain = external_tool("find", "Find.", {"type": "object", "properties": {"a": {}}})
+    assert not plain.has_odd_keys
+
+
+def test_a_client_and_a_task_get_the_own_keys() -> None:
+    """Also each of the tasks of one call."""
+    got: list[Any] = []
+
+    def run(**given: Any) -> str:
+        got.append(given)
+        return "found"
+
+    tools: list[Any] = [
+        external_tool("find", "Find.", _ODD),
+        celery_tool("shop.find", parameters=_ODD),
+        celery_tool("shop.find", name="find_all", parameters=_ODD, max_parallel=2),
+    ]
+    agent = Agent("finder", "You find.", tools=tools)
+    calls = [
+        call("find", json.dumps(_WRITTEN)),
+        call("shop_find", json.dumps(_WRITTEN)),
+        call("find_all", json.dumps({"calls": [_WRITTEN, _OWN]})),
+    ]
+    answer = ask(agent, "Find!", model=Scripted(calls, "Found."), tasks={"find": run, "shop.find": run})
+    assert [each.status for each in answer.calls] == ["done"] * 3, answer.calls
+    assert got == [_OWN] * 4
+
+
+def test_what_a_client_declares_is_stored_as_it_is() -> None:
+    """A worker that reads the turn again translates the same keys."""
+    stored = Additions(tools=(client_tool("find", "Find.", _ODD),)).to_dict()
+    [again] = Additions.from_dict(stored).tools
+    assert again.parse(json.dumps(_WRITTEN)) == _OWN

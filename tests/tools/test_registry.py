@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+from typing_extensions import TypedDict
 
 from perdure.errors import SettingsError, ToolError
+from perdure.tools.awaited.external import external_tool
 from perdure.tools.awaited.task import celery_tool
 from perdure.tools.registry import DidNotHappen, Effect, ProbeOutcome, Tool, ToolContext, tool
 
@@ -351,3 +355,117 @@ def test_a_bound_method_is_a_function_too() -> None:
 
     made: Tool = tool(Shop().order)
     assert made.call(made.parse('{"item": "tea"}'), CONTEXT) == "ordered tea"
+
+
+def test_a_parameter_may_be_described_by_a_field() -> None:
+    """The docstring's description comes first; a `Field` as the default has the default, and what else it says."""
+
+    def order(  # noqa: D417 (the other parameters have a `Field`)
+        size: Annotated[int, Field(description="In litres.", le=5)],
+        milk: Annotated[str, Field(description="Which milk.")] = "oat",
+        pieces: int = Field(3, le=9, description="How many."),
+        names: list[str] = Field(default_factory=list),  # noqa: B008 (as pydantic documents it)
+        note: str = Field(alias="remark"),
+    ) -> str:
+        """Order tea.
+
+        Args:
+            milk: What is poured in.
+        """
+        return f"{size} {milk} {pieces} {names} {note}"
+
+    export = external_tool("order", parameters=order)
+    for parameters in (tool(order).parameters, export.parameters):
+        shown = {name: each.get("description") for name, each in parameters["properties"].items()}
+        assert shown == {
+            "size": "In litres.", "milk": "What is poured in.", "pieces": "How many.", "names": None, "note": None,
+        }  # fmt: skip
+        assert parameters["required"] == ["size", "note"]
+        assert parameters["properties"]["pieces"]["maximum"] == 9
+    made = tool(order)
+    assert made.call(made.parse('{"size": 1, "note": "!"}'), CONTEXT) == "1 oat 3 [] !"
+    for asked in (made, export):
+        with pytest.raises(ToolError, match="pieces: input should be less than or equal to 9"):
+            asked.parse('{"size": 1, "note": "!", "pieces": 10}')
+
+
+def _raises(error: BaseException) -> Callable[[Any], Any]:
+    def function(given: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("no split"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("declare", [tool, partial(external_tool, "act"), partial(celery_tool, "act")])
+def test_a_validator_that_fails_refuses_the_arguments(
+    error: BaseException, declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model reads the error, and the log has its traceback."""
+
+    def act(value: Any) -> str:
+        """Act."""
+        return f"{value}"
+
+    act.__annotations__["value"] = Annotated[int, BeforeValidator(_raises(error))]
+    made = tool(act) if declare is tool else declare(parameters=act)
+    with pytest.raises(ToolError, match=f"arguments of act were refused: {type(error).__name__}"):
+        made.parse('{"value": 1}')
+    assert "a validator of the arguments of tool act failed" in caplog.text
+
+
+def test_a_validator_may_answer_the_model() -> None:
+    """A `ToolError` of a validator is the answer of the call."""
+
+    @tool
+    def act(value: Annotated[int, BeforeValidator(_raises(ToolError("Ask for less.")))]) -> str:
+        """Act."""
+        return f"{value}"
+
+    with pytest.raises(ToolError, match=r"^Ask for less\.$"):
+        act.parse('{"value": 1}')
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), KeyboardInterrupt()])
+def test_a_function_about_approval_that_fails_needs_staff(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that it raises ends the thread of the turn."""
+
+    @tool(requires_approval=_raises(error), approver=_raises(error))
+    def act() -> str:
+        """Act."""
+        return "acted"
+
+    assert act.needs_approval({})
+    assert act.approver_of({}) == "staff"
+    assert "the requires_approval of tool act failed" in caplog.text
+    assert "the approver of tool act failed" in caplog.text
+
+
+class Filter(BaseModel):
+    top: int = Field(alias="$top")
+
+
+class Sizes(TypedDict):
+    größe: int  # noqa: PLC2401
+
+
+def test_keys_that_providers_refuse_are_translated() -> None:
+    """Models read and write other keys, at every depth. The function, and the author, have the function's own."""
+
+    @tool
+    def find(größe: int, by: Filter, sizes: list[Sizes] | None = None) -> str:  # noqa: PLC2401
+        """Find articles."""
+        return f"{größe} {by.top} {sizes}"
+
+    shown = json.dumps(find.schema().parameters)
+    assert not any(f'"{key}"' in shown for key in ("größe", "$top", "gr\\u00f6\\u00dfe"))
+    assert set(find.parameters["properties"]) == {"größe", "by", "sizes"}
+    written = {"gr__e": 3, "by": {"_top": 2}, "sizes": [{"gr__e": 1}]}
+    assert find.call(find.parse(json.dumps(written)), CONTEXT) == "3 2 [{'größe': 1}]"
+    own = {"größe": 3, "by": {"$top": 2}, "sizes": [{"größe": 1}]}
+    assert find.load(json.dumps(written)) == own
+    assert find.parse(json.dumps(own)) == find.parse(json.dumps(written))
+    with pytest.raises(ToolError, match="gr__e"):
+        find.parse("{}")

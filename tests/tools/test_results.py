@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from enum import Enum
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import OutcomeUnknown, ToolError
+from perdure.files.results import File
 from perdure.text import untrusted
 from perdure.tools.registry import MAX_RESULT_CHARS, Tool, ToolContext, tool
 from tests.bombs import peak
 
+FILE = File(b"a,b", name="shot.csv")
+LINE = r"\[file: shot\.csv\]"
 CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threading.Event())
 
 
@@ -27,6 +33,21 @@ CONTEXT = ToolContext("ana", UUID(int=1), UUID(int=2), UUID(int=3), "cli", threa
 class Point:
     x: int
     at: datetime
+
+
+class Colour(str, Enum):  # noqa: UP042 (as applications have them)
+    RED = "red"
+
+
+class Level(Enum):
+    LOW = "low"
+
+
+class Unspeakable(Exception):
+    """An error whose class cannot make a text of it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 def returning(value: Any, **declared: Any) -> Tool:
@@ -62,6 +83,11 @@ def raising(error: BaseException) -> Tool:
         ({"ids": {UUID(int=1)}}, '{"ids": ["00000000-0000-0000-0000-000000000001"]}'),
         ("NUL \x00 half \ud83d whole \ud83d\ude00", "NUL \ufffd half \ufffd whole \N{GRINNING FACE}"),
         (["half \udc00"], '["half \ufffd"]'),
+        (Colour.RED, "red"),
+        ([Colour.RED], '["red"]'),
+        ({Colour.RED: 1, Level.LOW: 2, date(2026, 1, 2): 3}, '{"red": 1, "low": 2, "2026-01-02": 3}'),
+        ({UUID(int=1): [Level.LOW]}, '{"00000000-0000-0000-0000-000000000001": ["low"]}'),
+        ({1: "a", None: "b", False: "c", 0.5: "d"}, '{"1": "a", "null": "b", "false": "c", "0.5": "d"}'),
     ],
 )
 def test_results_become_text_that_can_be_stored(value: Any, shown: str) -> None:
@@ -236,3 +262,53 @@ def test_a_cut_result_begins_like_the_whole() -> None:
     assert shown.partition("\n[cut: ")[0] == whole[: shown.index("\n[cut: ")]
     assert len(shown) == MAX_RESULT_CHARS
     assert returning(value, max_result_chars=len(whole)).call({}, CONTEXT) == whole
+
+
+def _texts() -> Any:
+    return map(str, count())
+
+
+def _pairs() -> Any:
+    return zip(count(), count(), strict=False)
+
+
+@pytest.mark.parametrize("make", [_texts, count, _pairs])
+def test_an_iterator_is_read_as_far_as_there_is_room(make: Callable[[], Any]) -> None:
+    """It may have no end."""
+
+    @tool(max_result_chars=500)
+    def numbers() -> Any:
+        """Return numbers."""
+        return make()
+
+    shown = numbers.call({}, CONTEXT)
+    assert shown.startswith(("[0, 1,", '["0", "1",', "[[0, 0],"))
+    assert len(shown) == 500
+
+
+def test_an_error_without_a_text_is_named() -> None:
+    """The model reads the type of the error that was raised."""
+    with pytest.raises(ToolError, match=r"^Unspeakable: its message cannot be shown$"):
+        raising(Unspeakable()).call({}, CONTEXT)
+
+
+def _attach(file: File) -> str:
+    return f"[file: {file.name}]"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (["q" * 1_000, FILE], rf"q+\n\[cut: 1,000 characters in all, the first \d+ at most are shown\]\n{LINE}"),
+        ([FILE, "q" * 1_000], rf"{LINE}\nq+\n\[cut: 1,000 characters in all, .*\]"),
+        (["a", FILE, "q" * 1_000, "b", FILE], rf"a\n{LINE}\nq+\n\[cut: 1,000 .*\]\n{LINE}"),
+        (["q" * 350, "r" * 100, FILE], rf"q{{350}}\n{LINE}"),
+        (["a", FILE, {"b": 1}], rf"a\n{LINE}\n\{{'b': 1\}}"),
+    ],
+)
+def test_only_texts_are_cut_next_to_files(value: Any, shown: str) -> None:
+    """The line of each file is in the result, because the model gets the file by it."""
+    context = replace(CONTEXT, attach=_attach)
+    found = returning(value, max_result_chars=400).call({}, context)
+    assert re.fullmatch(shown, found), found
+    assert len(found) <= 400

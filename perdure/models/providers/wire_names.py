@@ -5,8 +5,8 @@ accept only letters, digits, `_` and `-`, and refuse a prompt with an invalid na
 therefore translated in requests, and names in replies are translated back. The translation is deterministic, because
 providers cache prompts by their prefix.
 
-Anthropic refuses a prompt with a tool whose arguments have keys such as `filter[name]`. A tool of an MCP server
-translates them in its own schema, and back in the arguments of its calls (`WireKeys`).
+Anthropic refuses a prompt with a tool whose arguments have keys such as `filter[name]`. A tool translates them in the
+schema that is sent, and back in the arguments of its calls (`WireKeys`).
 """
 
 from __future__ import annotations

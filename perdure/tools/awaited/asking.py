@@ -13,6 +13,7 @@ not fit is refused with a sentence for the user, and the question is asked again
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -21,11 +22,13 @@ from pydantic import ValidationError
 
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
-from perdure.output import OutputType
+from perdure.output import OutputType, definition
 from perdure.text import declarations, untrusted
 from perdure.text.patterns import compiled
 from perdure.tools.awaited.declared import parse_text, refusal_of
 from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
+
+log = logging.getLogger(__name__)
 
 TRIES = 3
 """How many answers may not fit before the model reads what the user said."""
@@ -91,38 +94,43 @@ class AskUser:
         fault: ValidationError | None = None
         for candidate in self._candidates(answer) if is_text else (answer,):
             try:
-                value = self._type.adapter.validate_python(candidate)
-            except ValidationError as error:
-                fault = error
+                # A person's text has no types, so a strict type reads it as others do.
+                value = self._type.parse(candidate, strict=False if is_text else None)
+            except untrusted.OF_AUTHORS as error:
+                fault = error if isinstance(error, ValidationError) else None
+                if not isinstance(error, ValueError):
+                    log.exception("a validator of the answer to %s failed, so the answer is refused", self.name)
                 continue
             data = self._type.to_json(value)
             return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
         raise Misfit(self._sentence(fault))
 
     def _candidates(self, text: str) -> Iterator[Any]:
-        """The values that a user's text may mean, the most literal first: itself, a choice, JSON, lines of members."""
+        """The values that a user's text may mean, the most literal first: itself, a choice, JSON, lines of members.
+
+        What is wrong with the last one is what the user reads.
+        """
         bare = text.strip()
+        plain = bare.rstrip(".!")
         choices = {str(choice).casefold(): choice for choice in self._choices()}
-        if bare.casefold().rstrip(".!") in choices:
-            yield choices[bare.casefold().rstrip(".!")]
+        if plain.casefold() in choices:
+            yield choices[plain.casefold()]
         members = self._members()
         if not members:
             yield bare
-        yield from self._type.written(bare)
-        if members:
-            yield dict(_lines(bare, members))
+            yield from [plain] if plain not in {bare, ""} else []
+        written = [*self._type.written(bare)]
+        yield from written
+        lines = dict(_lines(bare, members))
+        if members and (lines or not any(isinstance(each, dict) for each in written)):
+            yield lines
 
     def _members(self) -> dict[str, Any]:
         """The members of the type, if its values are objects."""
-        schema = self._type.adapter.json_schema()
-        if "$ref" in schema:
-            schema = schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
-        return dict(schema.get("properties", {}))
+        return dict(definition(self._type.adapter.json_schema()).get("properties", {}))
 
     def _choices(self) -> list[Any]:
-        schema = self._type.adapter.json_schema()
-        if "$ref" in schema:
-            schema = schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
+        schema = definition(self._type.adapter.json_schema())
         return list(schema.get("enum", [schema["const"]] if "const" in schema else []))
 
     def _sentence(self, fault: ValidationError | None) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
+from perdure.models.providers.wire_names import WireKeys
 from perdure.text import declarations, untrusted
 from perdure.tools.registry import Approval, Approver, Tool, load_arguments, must_be_approved, tool, who_approves
 
@@ -32,9 +33,18 @@ class DeclaredTool:
     approver: Approver
     _signature: Tool | None
     _each: Mapping[str, Any]
+    _keys: WireKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keys", WireKeys(self.parameters))
+
+    @property
+    def has_odd_keys(self) -> bool:
+        """Whether models write other keys than those that `parse` returns; see `WireKeys`."""
+        return self._keys.schema is not self.parameters
 
     def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self.parameters)
+        return ToolSchema(self.name, self.description, self._keys.schema)
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote, and return them as JSON values by name, without added defaults.
@@ -56,7 +66,7 @@ class DeclaredTool:
 
     def _load(self, arguments: str) -> dict[str, Any]:
         try:
-            return load_arguments(arguments, self.parameters)
+            return self._keys.from_wire(load_arguments(arguments, self.parameters))
         except (ValueError, OverflowError) as error:
             raise self._refusal(str(error)) from None
 
@@ -72,7 +82,7 @@ class DeclaredTool:
             )
 
     def _refusal(self, reason: str) -> ToolError:
-        expected = json.dumps(self.parameters, ensure_ascii=False)
+        expected = json.dumps(self._keys.schema, ensure_ascii=False)
         return ToolError(
             f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
             f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"

@@ -23,9 +23,10 @@ from perdure.errors import OutcomeUnknown, PerdureError, ToolError, loggable
 from perdure.files.store import Call
 from perdure.memory.recall.agent_memory import Means, OwnMemory
 from perdure.runtime import Runtime
-from perdure.text.untrusted import cut, storable
+from perdure.text.untrusted import cut, message_of, storable
 from perdure.timetable.user_reminders import UserReminders
 from perdure.tools import event_loop, guarded, progress
+from perdure.tools.leaks import Leaks
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     DidNotHappen,
@@ -76,7 +77,7 @@ class CallThread:
         planned: Planned,
         work: Callable[[], Any],
         until: float,
-        variables: WorkingVariables,
+        context: ToolContext,
         done: queue.SimpleQueue[CallThread],
         *,
         arrived: threading.Event | None = None,
@@ -84,7 +85,7 @@ class CallThread:
         self.planned = planned
         self._until = until
         self._arrived = arrived or threading.Event()
-        self.variables = variables
+        self._context = context
         self.outcome: Any = None
         self._work = work
         self._done = done
@@ -102,22 +103,33 @@ class CallThread:
     def alive(self) -> bool:
         return self.thread.is_alive()
 
+    def abandon(self, leaks: Leaks) -> None:
+        """Let the thread run on its own: it is told to stop, can no longer change variables, and counts as leaked."""
+        self._context.working_variables.revoke()
+        self._context.cancelled.set()
+        leaks.add(self.thread)
+
     def _go(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._done.put(self)
+
+    def _run(self) -> None:
         try:
             self.outcome = self._work()
         except NotBegun as error:
             self.outcome = error
         except ToolError as error:
+            self.outcome = error
             # The error's own message is not logged: it may quote a user's text. A `ToolError` that the tool itself
             # raised is an answer to the model, and has no traceback.
             cause = error.__cause__
             kind, unexpected = type(cause or error).__name__, None if isinstance(cause, ToolError) else cause
             log.info("tool %s failed: %s", self.planned.call.name, kind, exc_info=_loggable_cause(unexpected))
-            self.outcome = error
         except BaseException as error:
-            log.exception("tool %s raised an unexpected error: its call failed", self.planned.call.name)
             self.outcome = ToolError(f"{type(error).__name__}: the tool was aborted.")
-        self._done.put(self)
+            log.exception("tool %s raised an unexpected error: its call failed", self.planned.call.name)
 
 
 def _loggable_cause(error: BaseException | None) -> BaseException | None:
@@ -126,7 +138,7 @@ def _loggable_cause(error: BaseException | None) -> BaseException | None:
     for _ in range(_MOST_CAUSES):
         if each is None:
             return error
-        if len(str(each)) > _MOST_LOGGED:
+        if len(message_of(each)) > _MOST_LOGGED:
             return None
         each = each.__cause__ or each.__context__
     return None
@@ -136,7 +148,8 @@ def memory_of_call(runtime: Runtime, turn: TurnRow, effect_id: UUID) -> OwnMemor
     """The memory of the turn's user, for one tool call."""
     settings = runtime.settings
     means = Means(runtime.recall, settings.consolidation, settings.memory.recall_timeout_s)
-    return OwnMemory(means, turn.user_id, turn.session_id, turn.turn_id, effect_id, turn.channel)
+    zone = turn.zone(settings.timezone)
+    return OwnMemory(means, turn.user_id, turn.session_id, turn.turn_id, effect_id, turn.channel, zone)
 
 
 def outcome_result(run: CallThread) -> Result:
@@ -243,16 +256,15 @@ class CallExecutor:
                 event_loop.call,
                 f"the probe of {tool.name}",
                 partial(probe, context),
-                lambda: context.working_variables.revoked,
+                context.cancelled.is_set,
             )
             self._scope.step_within(planned.timeout_s)
-            run = CallThread(planned, ask, self._now() + planned.timeout_s, context.working_variables, done)
+            run = CallThread(planned, ask, self._now() + planned.timeout_s, context, done)
             try:
                 found = done.get(timeout=planned.timeout_s).outcome
                 answer = found if isinstance(found, Happened | DidNotHappen) else answer
             except queue.Empty:
-                run.variables.revoke()
-                self._runtime.leaks.add(run.thread)
+                run.abandon(self._runtime.leaks)
                 log.warning("the probe of tool %s did not return within %g s", tool.name, planned.timeout_s)
         match answer:
             case Happened(result):
@@ -288,8 +300,7 @@ class CallExecutor:
             finished = None
         if self._scope.lost:
             for run in waiting:  # the calls' threads keep running, detached from the turn
-                run.variables.revoke()
-                self._runtime.leaks.add(run.thread)
+                run.abandon(self._runtime.leaks)
             raise LeaseLost
         return finished
 
@@ -320,7 +331,7 @@ class CallExecutor:
             record_result("done", text)
             return text
 
-        return CallThread(planned, work, until, context.working_variables, done, arrived=arrived)
+        return CallThread(planned, work, until, context, done, arrived=arrived)
 
     def _call(self, tool: RunnableTool, planned: Planned, context: ToolContext, until: float) -> str:
         """Run the agent's `before_tool` hooks, the tool, and the `after_tool` hooks; returns the tool's result.
@@ -364,8 +375,7 @@ class CallExecutor:
         planned = run.planned
         tool = planned.runnable
         log.warning("tool %s exceeded its time limit of %g s", tool.name, planned.timeout_s)
-        run.variables.revoke()
-        self._runtime.leaks.add(run.thread)
+        run.abandon(self._runtime.leaks)
         guarded.note_overdue(tool, self._runtime.breakers)
         running = run.alive  # read before the probe: the thread may act after the probe and then end
         decided = self.decide(planned, tool.effect)
@@ -411,7 +421,7 @@ class CallExecutor:
             turn_id=self._turn.turn_id,
             effect_id=planned.effect_id,
             channel=self._turn.channel,
-            cancelled=self._scope.unwanted,
+            cancelled=self._scope.unwanted_call(),
             working_variables=variables,
             memory=memory_of_call(self._runtime, self._turn, planned.effect_id),
             reminders=UserReminders(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,8 +16,9 @@ from perdure.errors import ToolError
 from perdure.ids import new_id
 from perdure.models.protocol import ToolCall
 from perdure.runtime import Runtime
+from perdure.tools.awaited.declared import DeclaredTool
 from perdure.tools.awaited.timer import SleepUntil
-from perdure.tools.registry import STAFF
+from perdure.tools.registry import STAFF, Tool
 from perdure.tools.sources import RunnableTool, Toolset
 from perdure.turns.additions import Additions
 from perdure.turns.lease.tenure import TurnScope
@@ -117,11 +119,15 @@ def _planned(tools: Toolset, position: int, call: ToolCall, runtime: Runtime) ->
     except ToolError as error:
         return Planned(position, call, effect_id, refusal=error.message)
     approver = tool.approver_of(arguments) if tool.needs_approval(arguments) else None
+    if isinstance(tool, DeclaredTool) and tool.has_odd_keys:  # its own keys are for whoever runs the call
+        call = replace(call, arguments=json.dumps(arguments, ensure_ascii=False))
     return Planned(position, call, effect_id, tool, arguments, timeout_s, approver)
 
 
 def with_arguments(planned: Planned, arguments: Mapping[str, Any], runtime: Runtime) -> Planned:
-    """The call with the arguments that a hook has changed; `planned` itself if they are the same.
+    """The call with the arguments that hooks have changed; `planned` itself if they are the same.
+
+    A value of `planned.arguments` among them stays what the model wrote for it: its conversion is not repeated.
 
     Raises:
         ToolError: they do not fit the tool, or need an approval that the call did not need: any, or that of staff in
@@ -131,7 +137,7 @@ def with_arguments(planned: Planned, arguments: Mapping[str, Any], runtime: Runt
         return planned
     tool = planned.runnable
     try:
-        text = to_json(dict(arguments)).decode()
+        text = to_json(_written(planned, arguments)).decode()
     except (PydanticSerializationError, ValueError) as error:
         raise ToolError(f"A hook changed the arguments of {tool.name} to values without a JSON form.") from error
     parsed = tool.parse(text)
@@ -144,6 +150,18 @@ def with_arguments(planned: Planned, arguments: Mapping[str, Any], runtime: Runt
     if isinstance(tool, SleepUntil):
         timeout_s = _time_limit(tool, parsed, runtime)
     return replace(planned, call=replace(planned.call, arguments=text), arguments=parsed, timeout_s=timeout_s)
+
+
+def _written(planned: Planned, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The changed arguments, each as the model wrote it unless it has changed, without defaults that are the same."""
+    before, tool = planned.arguments, planned.runnable
+    given = tool.load(planned.call.arguments) if isinstance(tool, Tool) else before
+    same = {name for name, value in arguments.items() if name in before and before[name] is value}
+    return {
+        name: given[name] if name in same else value
+        for name, value in arguments.items()
+        if name not in same or name in given
+    }
 
 
 def needs_staff(tool: str) -> ToolError:

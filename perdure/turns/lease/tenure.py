@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import Row
@@ -166,6 +167,7 @@ class TurnScope:
         self._clock = clock
         self._began = clock.monotonic()
         self._call: ModelCall | None = None
+        self._unwanted_calls: WeakSet[threading.Event] = WeakSet()
         self._lock = threading.Lock()
         self._valid_until = clock.monotonic() + lease_s
         self._step_until = self._valid_until
@@ -198,6 +200,18 @@ class TurnScope:
         """Whether the present step is within its deadline, extended by `GRACE_S`."""
         return self._clock.monotonic() < self._step_until
 
+    def unwanted_call(self) -> threading.Event:
+        """An event for a tool call, which `cancel` and `lose` set. A later turn does not clear it, unlike `unwanted`.
+
+        The thread of a call may outlast the turn.
+        """
+        event = threading.Event()
+        with self._lock:
+            self._unwanted_calls.add(event)
+            if self.unwanted.is_set():
+                event.set()
+        return event
+
     @contextmanager
     def calling(self, call: ModelCall) -> Iterator[None]:
         """Within the block, let `cancel`, `lose`, `begin_shutdown` and `expire_overdue` abort `call`."""
@@ -221,7 +235,7 @@ class TurnScope:
             if turn_id != self.running:
                 return
             self.cancelled = True
-            self.unwanted.set()
+            self._set_unwanted()
             call = self._stop()
         _abort(call)
 
@@ -229,7 +243,7 @@ class TurnScope:
         """Stop the turn because another claim has raised the fence."""
         with self._lock:
             self.lost = True
-            self.unwanted.set()
+            self._set_unwanted()
             call = self._stop()
         _abort(call)
 
@@ -246,6 +260,10 @@ class TurnScope:
             call = self._call
         if call is not None:
             call.expire_overdue()
+
+    def _set_unwanted(self) -> None:
+        for each in (self.unwanted, *self._unwanted_calls):
+            each.set()
 
     def _stop(self) -> ModelCall | None:
         self.stopping.set()
@@ -347,6 +365,7 @@ class Tenure(TurnScope):
                 self.stopping.clear()
             if not self.lost:
                 self.unwanted.clear()
+            self._unwanted_calls = WeakSet()
 
 
 def all_fenced(tenures: Sequence[Tenure]) -> dict[str, Any]:

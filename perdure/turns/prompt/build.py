@@ -346,6 +346,7 @@ def _ask(
                 recalled = runtime.recall.using(embedder).search(
                     turn.user_id, question, MOST_RECALLED, in_prompt=PromptWindow(turn.session_id, from_seq),
                     exclude_sessions=past.related_sessions, call=call, record=is_noted,
+                    zone=turn.zone(runtime.settings.timezone),
                 )  # fmt: skip
             around = read_surroundings(runtime.database, turn.user_id, recalled)
             cases: list[FoundCase] = []

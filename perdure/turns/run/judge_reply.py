@@ -39,7 +39,7 @@ def judge(reply: Entry, hooks: TurnHooks) -> Replied | Failed | Entry:
 
 def _with_data(reply: Entry, output: OutputType | RequestedOutput, value: Any) -> Replied:
     """The turn's end. Its text is the JSON of its data: what the model wrote, unless that has anything else."""
-    data = output.to_json(value)
+    data = output.to_json(value, reply.content)
     try:
         if json.loads(reply.content) == data:
             return Replied(reply, data)

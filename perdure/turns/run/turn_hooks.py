@@ -137,9 +137,9 @@ class TurnHooks:
         if not text.strip():
             log.warning("turn %s: a hook or a guard replaced its reply with an empty text", reply.turn_id)
             raise GuardRejected(REFUSED)
-        if data is not None:
+        if output is not None or data is not None:
             try:
-                data = json.loads(text) if output is None else output.to_json(output.read(text))
+                data = json.loads(text) if output is None else output.to_json(output.read(text), text)
             except (ValueError, RecursionError, PerdureError) as error:
                 log.warning("turn %s: a hook or a guard replaced its reply with no output of its agent", reply.turn_id)
                 raise GuardRejected(REFUSED) from error

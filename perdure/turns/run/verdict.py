@@ -22,7 +22,7 @@ from perdure.errors import BudgetExhausted, DeadlineExceeded, InvalidRequest, Pe
 from perdure.models.protocol import Role, Usage, unknown_members
 from perdure.runtime import Runtime
 from perdure.snapshots import queries as snapshots
-from perdure.text.untrusted import load_object, storable
+from perdure.text.untrusted import OF_AUTHORS, load_object, storable
 from perdure.tools import around
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls.result_values import outcome_of, recorded
@@ -271,7 +271,7 @@ def render_error(agents: Agents, turn: TurnRow, ending: Ending) -> Ending:
     try:
         with around.surrounded(f"the error_messages of {agent.name}"):
             message = agent.error_messages.find(ending.error.code, turn.language)
-    except Exception:
+    except OF_AUTHORS:
         log.exception("agent %s: its own message for the error %s cannot be used", agent.name, ending.error.code)
         return ending
     return replace(ending, error=reworded(ending.error, message)) if message else ending

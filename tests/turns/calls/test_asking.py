@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from perdure import (
     Agent,
@@ -117,6 +117,23 @@ def test_the_next_message_is_the_answer(harness: Harness) -> None:
 
 _PARIS = '{"street": "Rue X", "postal_code": 75001, "country": "France"}'
 
+
+class Strict(BaseModel):
+    """A type that converts nothing."""
+
+    model_config = ConfigDict(strict=True)
+    day: date
+    count: int
+
+
+class Split(BaseModel):
+    """A type whose validator fails for anything but a text."""
+
+    tags: Annotated[list[str], BeforeValidator(lambda value: value.split(","))]
+
+
+_STRICT = '{"day": "2026-03-01", "count": 3}'
+
 READINGS: list[tuple[Any, Any, str | None]] = [
     (str, " as they wrote it ", "as they wrote it"),
     (str, '{"a": 1}', '{"a": 1}'),
@@ -140,6 +157,18 @@ READINGS: list[tuple[Any, Any, str | None]] = [
     (Address, "Street: Rue X\npostal code: 75001", _PARIS),
     (Address, "Rue X, Paris", None),
     (Address, "street: Rue X", None),
+    (bool, "Yes.", "true"),
+    (bool, "NO!", "false"),
+    (int, "5.", "5"),
+    (date, "2026-03-01.", "2026-03-01"),
+    (str, "Yes.", "Yes."),
+    (float, "inf", None),
+    (float, "nan", None),
+    (Strict, "day: 2026-03-01\ncount: 3", _STRICT),
+    (Strict, '{"day": "2026-03-01", "count": 3}', _STRICT),
+    (Annotated[bool, Field(strict=True)], "yes", "true"),
+    (Split, '{"tags": ["a"]}', None),
+    (Split, "tags: a,b", '{"tags": ["a", "b"]}'),
 ]
 
 
@@ -168,6 +197,26 @@ def test_the_sentences_say_what_is_missing() -> None:
     assert said[int] == "Please answer with a number."
     assert "postal_code" in said[Address]
     assert "street" not in said[Address]
+
+
+def test_a_json_answer_is_judged_as_json() -> None:
+    """The sentence names what is wrong in the answer, and not that a line is missing."""
+    for given, is_text in (
+        ('{"street": "Rue X", "postal_code": "no"}', True),
+        ('Here: {"street": "Rue X", "postal_code": "no"}', True),
+        ({"street": "Rue X", "postal_code": "no"}, False),
+    ):
+        with pytest.raises(Misfit, match=r"postal_code: must be a valid integer") as refused:
+            ask_user(Address).read(given, is_text=is_text)
+        assert "street" not in str(refused.value)
+
+
+def test_a_json_value_is_read_as_strictly_as_the_type_says() -> None:
+    """A program that answers knows the types of JSON."""
+    asks = ask_user(Strict)
+    assert asks.read({"day": "2026-03-01", "count": 3}, is_text=False) == _STRICT
+    with pytest.raises(Misfit, match="count"):
+        asks.read({"day": "2026-03-01", "count": "3"}, is_text=False)
 
 
 @pytest.mark.parametrize(

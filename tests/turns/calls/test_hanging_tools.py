@@ -8,11 +8,14 @@ from uuid import UUID
 import pytest
 
 from perdure import DidNotHappen, Happened, ToolContext, Unknown, tool
+from perdure.access.tenants import UserKey
+from perdure.database.fencing import Fence
 from perdure.errors import OutcomeUnknown, ToolError
 from perdure.tools.leaks import Leaks
 from perdure.tools.registry import Effect, ProbeOutcome
 from perdure.turns.calls.execute import TRIED_BEFORE
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from perdure.turns.lease.tenure import Tenure, TurnRow
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import calls, says
@@ -134,3 +137,61 @@ def test_an_overdue_call_that_acts_and_ends_during_its_probe_is_not_repeated(har
     turn = harness.ask()
     [result] = [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
     assert (result, len(ran)) == (UNKNOWN_OUTCOME, 1)
+
+
+@pytest.mark.parametrize("probes", [False, True], ids=["the call", "its probe"])
+def test_a_call_past_its_time_limit_is_told_to_stop(harness: Harness, probes: bool) -> None:
+    """`cancelled` is set, so that a loop can end, and stays set when the session's next turn begins."""
+    told: list[threading.Event] = []
+    begun, stopped, release = threading.Event(), threading.Event(), threading.Event()
+
+    def waits(context: ToolContext) -> None:
+        told.append(context.cancelled)
+        begun.set()
+        context.cancelled.wait(PATIENCE_S)
+        release.wait(PATIENCE_S)
+        stopped.set()
+
+    def probe(context: ToolContext) -> ProbeOutcome:
+        waits(context)
+        return Unknown()
+
+    @tool(timeout_s=0.2, probe=probe if probes else None)
+    def beat(context: ToolContext) -> str:
+        """Work until it is told to stop."""
+        if probes:
+            raise OutcomeUnknown("Who knows?")
+        waits(context)
+        return "stopped"
+
+    @tool(effect="pure")
+    def look(context: ToolContext) -> str:
+        """Say whether the call is cancelled."""
+        return str(context.cancelled.is_set())
+
+    harness.equip(beat, look)
+    harness.script(calls(("beat", {})), says("It hangs."), calls(("look", {})), says("Well."))
+    runtime = harness.runtime
+    sent = harness.send()
+    harness.send()
+    Runner(runtime, "harness").run(sent.session_id)
+    assert [each.is_set() for each in told] == [True]
+    assert [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool'")][-1] == "False"
+    release.set()
+    assert stopped.wait(PATIENCE_S)
+    until(lambda: runtime.leaks.count == 0, "the thread ends")
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["cancelled", "lost"])
+def test_a_thread_that_outlasts_its_turn_is_told_for_good(harness: Harness, loses: bool) -> None:
+    """Its event stays set, whatever turn its session runs next. Calls of that turn have events of their own."""
+    turn = TurnRow(UUID(int=3), UUID(int=1), 1, UserKey("ana"), "assistant", "test", 1)
+    tenure = Tenure(UUID(int=1), Fence(1, UUID(int=2)), harness.clock, 30, turn=turn)
+    tenure.begin()
+    told = [tenure.unwanted_call(), tenure.unwanted_call()]
+    assert not any(each.is_set() for each in told)
+    tenure.lose() if loses else tenure.cancel(turn.turn_id)
+    assert all(each.is_set() for each in [*told, tenure.unwanted_call()])
+    tenure.begin()
+    assert all(each.is_set() for each in told)
+    assert tenure.unwanted_call().is_set() == loses

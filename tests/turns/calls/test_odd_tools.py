@@ -9,7 +9,7 @@ import pytest
 
 from perdure import ToolError, tool
 from tests.bombs import peak
-from tests.turns.harness import Harness
+from tests.turns.harness import PATIENCE_S, Harness
 from tests.turns.scripted import calls, says
 
 
@@ -125,3 +125,41 @@ def test_an_error_of_a_hundred_megabytes_fills_no_log(harness: Harness, caplog: 
     assert len(caplog.text) < 50_000
     assert "tool read failed: ValueError" in caplog.text
     assert "the response was" not in caplog.text
+
+
+class Unspeakable(Exception):
+    """An error whose class cannot make a text of it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _caused(error: Exception) -> Callable[[], object]:
+    def work() -> object:
+        raise error from Unspeakable()
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "shown"),
+    [
+        (_raising(Unspeakable()), "Error: Unspeakable: its message cannot be shown"),
+        (_caused(ValueError("visible")), "Error: ValueError: visible"),
+        (_caused(ToolError("visible")), "Error: visible"),
+    ],
+)
+def test_an_error_without_a_text_ends_the_call(harness: Harness, work: Callable[[], object], shown: str) -> None:
+    """The call has failed at once, and not at its time limit with an unknown outcome."""
+
+    @tool(timeout_s=PATIENCE_S)
+    def act() -> object:
+        """Call `work`."""
+        return work()
+
+    harness.equip(act)
+    harness.script(calls(("act", {})), says("on we go"))
+    sent = harness.send()
+    harness.run(sent.session_id)
+    assert [text for role, text in harness.lines(sent.session_id) if role == "tool"] == [shown]
+    assert [row.status for row in harness.sql("SELECT status FROM tool_effects")] == ["failed"]

@@ -120,11 +120,15 @@ def test_an_agents_own_error_messages(harness: Harness) -> None:
         assert texts.find("GUARD_REJECTED", tag) == message
 
     class Broken:
-        def find(self, code: str, language: str | None) -> str | None:
-            raise KeyError(code)
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
 
-    harness.equip(before_turn=[required(_refuses)], error_messages=Broken())
-    assert harness.ask()["reply"]["text"] == "Not with me."
+        def find(self, code: str, language: str | None) -> str | None:
+            raise self.error
+
+    for error in (KeyError("code"), SystemExit(3)):
+        harness.equip(before_turn=[required(_refuses)], error_messages=Broken(error))
+        assert harness.ask()["reply"]["text"] == "Not with me."
 
 
 @pytest.mark.parametrize("name", ["before_turn", "after_turn", "before_tool", "after_tool"])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from perdure import Agent, GuardRejected, ModelRetry, TurnEnding, tool
+from perdure import Agent, GuardRejected, ModelRetry, Replace, TurnEnding, required, tool
 from perdure.agents import Agents
 from perdure.database.engine import Moment
+from perdure.output import OutputType
 from perdure.turns import outbox
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status
@@ -192,3 +193,39 @@ def test_a_refused_schema_is_sent_as_a_tool(harness: Harness, server: OpenAIServ
     assert (turn["steps"], turn["reply"]["data"]) == (1, DATA)
     assert server.requests[1]["tools"][0]["function"]["parameters"]["required"] == ["item", "amount"]
     assert json.loads(turn["reply"]["text"]) == DATA
+
+
+class Fee(BaseModel):
+    cents: Annotated[int, BeforeValidator(lambda value: round(float(value) * 100))]
+    payer: str = Field(serialization_alias="paidBy")
+
+
+def test_the_data_means_what_the_model_wrote(harness: Harness, server: OpenAIServer) -> None:
+    """A caller's `result(output=…)` makes the same value of it, although pydantic's own JSON means another."""
+    seen: list[TurnEnding] = []
+    harness.agents = Agents([Agent("shop", "You bill.", output=Fee, after_turn=[seen.append])])
+    written = {"cents": "1.5", "payer": "ana"}
+    server.script(Answer(f"```json\n{json.dumps(written)}\n```"))
+    turn = harness.ask("bill me")
+    assert (turn["reply"]["data"], json.loads(turn["reply"]["text"])) == (written, written)
+    assert seen[0].data == written
+    assert OutputType(Fee, "result()").restore(turn["reply"]["data"]) == Fee.model_validate(written)
+
+
+@pytest.mark.parametrize("by", ["output_guards", "after_turn"])
+@pytest.mark.parametrize(("text", "data"), [("null", None), (ORDER, DATA), ("not JSON", "")])
+def test_what_replaces_an_output_of_nothing_is_checked(
+    harness: Harness, server: OpenAIServer, by: str, text: str, data: Any
+) -> None:
+    """The reply `null` is an output like any other."""
+    changes: dict[str, Any] = {
+        "output_guards": [lambda _, __: Replace(text)],
+        "after_turn": [required(lambda ending: ending.replace(reply=text))],
+    }
+    harness.agents = Agents([Agent("shop", "You take orders.", output=Order | None, **{by: changes[by]})])
+    server.script(Answer('{"output": null}'))
+    turn = harness.ask("nothing")
+    if data == "":
+        assert (turn["status"], turn["error"]["code"]) == ("failed", "GUARD_REJECTED")
+    else:
+        assert (turn["status"], turn["reply"].get("data")) == ("done", data)

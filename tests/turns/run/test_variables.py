@@ -242,6 +242,31 @@ def test_a_block_that_raises_changes_nothing() -> None:
     assert shared.changed() == {"a": 3}
 
 
+def _change_and_raise(variables: WorkingVariables) -> None:
+    with variables as inner:
+        inner["a"].append(2)
+        del inner["b"]
+        variables["d"] = 1
+        with variables as innermost:
+            innermost["e"] = 1
+        raise RuntimeError("half-way")
+
+
+def test_a_block_within_a_block_that_raises_changes_nothing() -> None:
+    """The outer block keeps its own changes, those before the inner block and those after it."""
+    shared = VariableSet({"a": [1], "b": 1})
+    mine = WorkingVariables(shared)
+    with mine as outer:
+        outer["c"] = 1
+        with pytest.raises(RuntimeError, match="half-way"):
+            _change_and_raise(mine)
+        assert outer == {"a": [1], "b": 1, "c": 1}
+        with mine as inner:
+            inner["f"] = 1
+        del mine["b"]
+    assert shared.changed() == {"a": [1], "c": 1, "f": 1}
+
+
 @pytest.mark.parametrize(
     ("value", "message"), [(float("nan"), "cannot be stored"), ({1, 2}, "cannot be stored"), ("\x00", "NUL")]
 )
