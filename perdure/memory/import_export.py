@@ -12,7 +12,7 @@ skipped, and reported with their number and the reason. An exported file can be 
 `status` (`cancelled`) and `feedback` are the turn's. `error` marks the reply of a failed turn: it is kept for people,
 and is neither searched nor shown to a model. Each call in `tool_calls` has its result in one of the next lines, with
 the role `tool`. If a line of a turn has `remember: false`, nothing of the turn is remembered or searched. No memory is
-extracted from a line with `forgotten: true`.
+extracted from a line with `forgotten: true`; the memories of a known line are forgotten.
 
 Called by `perdure messages import` and `perdure messages export`.
 """
@@ -45,6 +45,9 @@ from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest, TurnCancelled
 from perdure.ids import new_id
 from perdure.memory import import_export_queries as queries
+from perdure.memory.consolidation.queries import LOCK_USER
+from perdure.memory.recall.agent_memory import forget_within
+from perdure.memory.recall.agent_memory_queries import MARK_FORGOTTEN
 from perdure.models.protocol import Usage
 from perdure.text.tokens import estimate_tokens
 from perdure.text.untrusted import first_line, identifier, load_object, member_path, storable, what_is_wrong
@@ -375,7 +378,9 @@ def _import_session(
         queries.OPEN, {**session, **span, "new_id": new_id(clock), "agent": numbered_lines[0][1].agent or agent}
     )
     session_row = transaction.run(queries.LOCK, session)[0]
-    new = _new(transaction, session_row.session_id, numbered_lines, result)
+    new, forgotten = _new(transaction, session_row.session_id, numbered_lines, result)
+    if forgotten:
+        _forget(transaction, user, session_row.session_id, forgotten)
     if not new:
         return
     if not session_row.imported:
@@ -425,12 +430,16 @@ def _answered(numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportRe
 
 def _new(
     transaction: Transaction, session_id: UUID, numbered_lines: Sequence[tuple[int, ImportLine]], result: ImportResult
-) -> list[tuple[int, ImportLine]]:
-    """The lines that are not stored yet. Refuses a line whose `message_id` is stored with a different text."""
+) -> tuple[list[tuple[int, ImportLine]], list[int]]:
+    """The lines that are not stored yet, and the `seq` of each stored one that only its line has as forgotten.
+
+    Refuses a line whose `message_id` is stored with a different text.
+    """
     parameters = {"session_id": session_id, "message_ids": [line.message_id for _, line in numbered_lines]}
     rows = transaction.run(queries.FIND_MESSAGES, parameters)
     existing = {name: row.content for row in rows for name in (row.message_id, row.place) if name is not None}
-    new = []
+    remembered = {name: row.seq for row in rows if not row.is_forgotten for name in (row.message_id, row.place)}
+    new, forgotten = [], []
     for number, line in numbered_lines:
         content = existing.get(line.message_id)
         if content is None:
@@ -438,9 +447,19 @@ def _new(
             new.append((number, line))
         elif content == line.content:
             result.known += 1
+            if line.forgotten and line.message_id in remembered:
+                forgotten.append(remembered[line.message_id])
         else:
             result.refuse(number, f"message_id {line.message_id} exists already, with another text")
-    return new
+    return new, forgotten
+
+
+def _forget(transaction: Transaction, user: UserKey, session_id: UUID, seqs: Sequence[int]) -> None:
+    """Mark messages as forgotten, and forget the memories that no other message has (`recall.agent_memory.forget`)."""
+    transaction.run(LOCK_USER, {"user_id": user})
+    transaction.run(MARK_FORGOTTEN, {"session_ids": [session_id] * len(seqs), "seqs": list(seqs)})
+    for row in transaction.run(queries.OF_FORGOTTEN, {"user_id": user, "session_id": session_id, "seqs": list(seqs)}):
+        forget_within(transaction, user, row.memory_id)
 
 
 def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import WITH_FAILURE
+from perdure.database.fencing import RAISED
+from perdure.memory.consolidation.queries import FORGOTTEN
 
 ENSURE_USER = Statement(
     "exchange.know_user",
@@ -40,21 +42,45 @@ LOCK = Statement(
 FIND_MESSAGES = Statement(
     "exchange.known",
     """
-    SELECT message_id, content, session_id || ':' || seq AS place FROM messages
+    SELECT message_id, content, session_id || ':' || seq AS place, seq,
+           EXISTS (SELECT FROM forgotten_messages AS f
+                   WHERE f.session_id = m.session_id AND f.seq = m.seq) AS is_forgotten
+    FROM messages AS m
     WHERE session_id = %(session_id)s
       AND (message_id = ANY (%(message_ids)s::text[]) OR session_id || ':' || seq = ANY (%(message_ids)s::text[]))
     """,
     writes=False,
 )
 
+# The memories from the turns of messages that are now forgotten, unless they have a source that is not.
+OF_FORGOTTEN = Statement(
+    "exchange.of_forgotten",
+    f"""
+    SELECT w.memory_id FROM memories AS w
+    WHERE w.user_id = %(user_id)s
+      AND w.memory_id = ANY (ARRAY(
+          SELECT s.memory_id FROM messages AS f JOIN messages AS m USING (session_id, turn_id)
+          JOIN memory_sources AS s ON s.session_id = m.session_id AND s.seq = m.seq
+          WHERE f.session_id = %(session_id)s AND f.seq = ANY (%(seqs)s::bigint[])))
+      AND NOT EXISTS (SELECT FROM memory_sources AS s JOIN messages AS m USING (session_id, seq)
+                      WHERE s.memory_id = w.memory_id AND NOT {FORGOTTEN})
+    ORDER BY w.memory_id
+    """,  # noqa: S608 (constants)
+    writes=False,
+)
+
+# Adds turns to an imported session, which is to be consolidated again. The fence is raised against a consolidation that
+# runs: it has not read them.
 ADD = Statement(
     "exchange.add",
-    """
+    f"""
     WITH grown AS (
         UPDATE sessions AS s
-        SET message_count = message_count + %(messages_added)s, last_turn_seq = last_turn_seq + %(turns_added)s,
+        SET {RAISED}, lease_until = NULL, lease_owner = NULL,
+            message_count = message_count + %(messages_added)s, last_turn_seq = last_turn_seq + %(turns_added)s,
             turn_count = turn_count + %(turns_added)s, tick = tick + %(turns_added)s, consolidated_at = NULL,
             consolidation = NULL, consolidation_attempts = 0, consolidation_given_up_at = NULL,
+            consolidation_due_at = NULL, consolidation_error = NULL, wakes = 0,
             created_at = least(created_at, %(first_at)s), last_activity_at = greatest(last_activity_at, %(last_at)s),
             channels = s.channels || ARRAY(
                 SELECT DISTINCT used FROM unnest(%(channels)s::text[]) AS used WHERE used <> ALL (s.channels))
@@ -67,7 +93,7 @@ ADD = Statement(
         SELECT t.turn_id, %(session_id)s, %(last_turn_seq)s + t.position, grown.user_id, coalesce(t.agent, grown.agent),
                t.channel, 5, t.status, t.steps, %(message_count)s + t.first, %(message_count)s + t.reply, t.error_code,
                t.error_message, t.accepted_at, t.settled_at, grown.tick + t.position, t.usage, t.feedback,
-               CASE WHEN NOT t.remember THEN '{"remember": false}'::jsonb END
+               CASE WHEN NOT t.remember THEN '{{"remember": false}}'::jsonb END
         FROM grown, jsonb_to_recordset(%(turns)s::jsonb) AS t (
             position int, turn_id uuid, agent text, channel text, status text, steps int, first int, reply int,
             error_code text, error_message text, accepted_at timestamptz, settled_at timestamptz, usage jsonb,
@@ -85,7 +111,7 @@ ADD = Statement(
         position int, turn_id uuid, role text, content text, message_id text, channel text, token_count int,
         occurred_at timestamptz, author text, tool_calls jsonb, tool_call_id text, model text, usage jsonb,
         stop_reason text)
-    """,
+    """,  # noqa: S608 (constants)
 )
 
 _MESSAGES = f"""

@@ -42,6 +42,7 @@ from perdure.sessions.conversations import change_conversation
 from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
 from perdure.turns.lease.keeper import Keeper
+from tests.memory import corpus
 from tests.memory.archive import (
     GROUPS,
     HOME,
@@ -606,6 +607,30 @@ def test_copied_turns_of_a_fork_are_not_consolidated(archive: Archive) -> None:
         fork=fork,
     )
     assert archive.consolidator(Echo()).consolidate(fork) == Skipped()
+
+
+@pytest.mark.parametrize("min_turns", [1, 2], ids=["extracted", "too short at first"])
+def test_messages_that_are_imported_during_the_run_become_memories(archive: Archive, min_turns: int) -> None:
+    """The run writes nothing, as it has not read them. The session is due at once, with all of its runs."""
+    harness = archive.harness
+    archive.limit(min_turns=min_turns)
+
+    def imports(number: int, said: str) -> UUID:
+        lines = [corpus.line(2 * number + position, text) for position, text in enumerate((said, "Noted."), start=1)]
+        return corpus.imported(harness.database, harness.clock, lines).sessions[0]
+
+    def claimed(moment: Moment, name: str) -> None:
+        if min_turns == 2 and (moment, name) == ("after", "consolidation.claim"):
+            imports(1, PARIS)
+
+    session_id = imports(0, LYON)
+    model = Echo((lambda: imports(1, PARIS)) if min_turns == 1 else lambda: None)
+    with harness.hooked(claimed):
+        assert archive.consolidator(model).consolidate(session_id) == ConsolidationNotDue()
+    assert archive.known() == []
+    assert consolidations_to_wake(harness.database, archive.limits, 9, backoff_s=0, lease_s=LEASE_S) == [session_id]
+    assert isinstance(archive.consolidator(Echo()).consolidate(session_id), Consolidated)
+    assert {row.content for row in archive.known()} == {LYON, PARIS}
 
 
 def test_a_conversation_that_is_left_out_during_the_run_gives_no_memory(archive: Archive) -> None:

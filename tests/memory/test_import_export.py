@@ -25,7 +25,9 @@ from perdure.settings import MemorySettings
 from perdure.tools.registry import tool
 from perdure.turns.cancel import cancel
 from perdure.turns.feedback import Feedback, give_feedback
+from perdure.turns.lease.keeper import Keeper
 from tests.databases import engine_of
+from tests.memory.archive import Archive, Echo
 from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
 from tests.memory.corpus import BEGIN, import_conversation, imported, line
 from tests.turns.harness import Harness, side_by_side
@@ -288,6 +290,26 @@ def test_what_is_left_out_or_forgotten_stays_so_after_an_import(
     assert [each.content for each in found if each.role == "user"] == ["I have a rare disease."]
     [session_id] = result.sessions
     assert read_conversation(database, session_id, 100) == []  # nor the reply next to a forgotten message
+
+
+def test_a_line_that_was_forgotten_since_is_forgotten(database: Database, clock: MovedClock, harness: Harness) -> None:
+    """A second import has the line as forgotten: its memory is erased, and what that memory had superseded holds again.
+
+    A memory that another message has, too, stays.
+    """
+    archive = Archive(harness, Keeper(database, clock, harness.settings.turn))
+    said = ["I live in Lyon.", "I moved to Paris.", "I own a boat.", "I own a boat!"]
+    talk = [line(2 * number + 1, text, turn=f"t{number}") for number, text in enumerate(said)]
+    imported(database, clock, talk)
+    archive.consolidator(Echo()).batch()
+    assert [(row.content, row.replaced_by) for row in archive.known()] == [
+        (said[0], said[1]), (said[1], None), (said[2], None)
+    ]  # fmt: skip
+    again = [line(2 * number + 1, said[number], turn=f"t{number}", forgotten=True) for number in (1, 2)]
+    for _ in range(2):
+        assert _counts(imported(database, clock, again)) == (0, 2, 0)
+        assert [(row.content, row.valid_to) for row in archive.known()] == [(said[0], None), (said[2], None)]
+    assert [each["message_id"] for each in export_messages(database) if each.get("forgotten")] == ["m3", "m5"]
 
 
 def test_one_private_line_leaves_its_turn_out(database: Database, clock: MovedClock) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -20,8 +22,12 @@ from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import MemorySettings
+from perdure.tools.memory import recall as recall_tool
 from tests.databases import engine_of
+from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
 from tests.memory.corpus import BEGIN, import_conversation, imported, know, line
+from tests.turns.harness import Harness
+from tests.turns.scripted import calls, says
 
 _EMBEDDER = HashEmbedder(128)
 
@@ -245,6 +251,23 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
     assert recall.search(UserKey("ana"), "which market in February", 1)[0].id == "m2"
     assert recall.search(UserKey("ana"), "시장 2024년 1월 13일", 1)[0].id == "m1"
     assert recall.search(UserKey("ana"), "what was there last month", 1)[0].id == "m2"
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT-14", "Etc/GMT+12"])
+def test_yesterday_is_that_of_the_messages_zone(harness: Harness, zone: str) -> None:
+    """The prompt and the tool search in the zone of the turn's message. The dates of both zones always differ."""
+    lines = []
+    for number, each in enumerate(("Etc/GMT-14", "Etc/GMT+12"), start=1):
+        noon = harness.clock.now().astimezone(ZoneInfo(each)).replace(hour=12) - timedelta(days=1)
+        said = f"We went to the market of {each}."
+        lines.append(line(2 * number + 1, said, session=f"s{number}", occurred_at=noon.isoformat()))
+    imported(harness.database, harness.clock, lines, _EMBEDDER)
+    harness.equip(recall_tool)
+    harness.script(calls(("recall", {"query": "the market yesterday"})), says("There."))
+    harness.ask("Which market was it yesterday?", user_id="ana", metadata={"timezone": zone})
+    asked, answered = harness.model.requests[-2:]
+    for told in ("\n".join(each.content for each in asked.messages), answered.messages[-1].content):
+        assert re.findall(r"the market of ([^.]+)\.", told)[0] == zone
 
 
 def test_messages_in_the_prompt_are_not_recalled(database: Database, clock: MovedClock, recall: Recall) -> None:

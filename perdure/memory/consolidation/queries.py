@@ -175,7 +175,7 @@ GIVEN_UP = Statement(
 )
 
 # The messages that are marked as forgotten, and the replies of their turns, which may repeat them.
-_FORGOTTEN = """
+FORGOTTEN = """
     EXISTS (SELECT FROM forgotten_messages AS f JOIN messages AS said USING (session_id, seq)
             WHERE f.session_id = m.session_id
               AND (f.seq = m.seq OR m.role = 'assistant' AND said.role = 'user' AND said.turn_id = m.turn_id))
@@ -191,7 +191,7 @@ CONVERSATION = Statement(
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
       AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN} AND {REMEMBERED}
-      AND NOT {_FORGOTTEN}
+      AND NOT {FORGOTTEN}
     ORDER BY m.seq
     """,  # noqa: S608 (constants)
     writes=False,
@@ -257,7 +257,7 @@ KNOWN = Statement(
 )
 
 # The user's memories near a candidate that are valid now or were still valid at the candidate's date (`said_at`), each
-# with the time of its latest source: the `most` nearest by vector, the `most` best by words, those of the same subject
+# with the time of its latest source, or of a correction to its words: the `most` nearest by vector, the `most` best by words, those of the same subject
 # and attribute, and those in `named`, which the model has named. Order: memories valid at `said_at` first, superseded
 # ones before current ones, then by similarity. The search is exact: it compares all rows of the user. A memory without
 # a vector of this embedder is found only by words.
@@ -289,7 +289,9 @@ SIMILAR = Statement(
            1 - (v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector) AS similarity,
            greatest(m.valid_from, (SELECT max(said.created_at) FROM memory_sources AS s
                                    JOIN messages AS said USING (session_id, seq)
-                                   WHERE s.memory_id = m.memory_id)) AS last_said_at
+                                   WHERE s.memory_id = m.memory_id),
+                    (SELECT max(wrong.valid_to) FROM memories AS wrong
+                     WHERE wrong.superseded_by = m.memory_id AND m.origin = 'user')) AS last_said_at
     FROM found JOIN own AS m USING (memory_id)
     LEFT JOIN memory_vectors AS v ON v.memory_id = m.memory_id AND v.embedder_id = %(embedder_id)s
     ORDER BY m.valid_from <= %(said_at)s::timestamptz DESC, m.valid_to IS NULL, similarity DESC NULLS LAST, m.memory_id
@@ -334,13 +336,17 @@ SUPERSEDE = Statement(
     """,
 )
 
-# What a memory has superseded, unless its owner wrote it: a correction ends what was wrong.
+# What a memory has superseded. What its owner has corrected is left out: it was wrong. Its messages are sources of the
+# correction, too.
 ENDED_BY = Statement(
     "consolidation.ended_by",
     """
     SELECT e.memory_id, e.content, e.subject, e.attribute, e.valid_from
     FROM memories AS m JOIN memories AS e ON e.superseded_by = m.memory_id
-    WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s AND m.origin <> 'user'
+    WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s AND (m.origin <> 'user' OR (
+        SELECT bool_and(own.memory_id IS NULL) FROM memory_sources AS s LEFT JOIN memory_sources AS own
+          ON own.memory_id = m.memory_id AND own.session_id = s.session_id AND own.seq = s.seq
+        WHERE s.memory_id = e.memory_id))
     ORDER BY e.memory_id
     """,
     writes=False,

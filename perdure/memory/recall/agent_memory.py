@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Database, Executor
@@ -58,7 +59,10 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class OwnMemory:
-    """The memory operations of one tool call, for the user of that call."""
+    """The memory operations of one tool call, for the user of that call.
+
+    `zone`: the user's time zone, if it is known.
+    """
 
     means: Means
     user_id: UserKey
@@ -66,6 +70,7 @@ class OwnMemory:
     turn_id: UUID
     effect_id: UUID
     channel: str
+    zone: ZoneInfo | None = None
 
     def remember(self, content: str, kind: MemoryKind, importance: float) -> UUID:
         """Store a memory, with the user's messages of this turn as its sources; returns the memory's id.
@@ -121,7 +126,9 @@ class OwnMemory:
         exclude_sessions = [
             row.session_id for row in self.means.database.run(RELATED_SESSIONS, {"session_id": self.session_id})
         ]
-        return self.means.recall.search(self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call())
+        return self.means.recall.search(
+            self.user_id, query, k, exclude_sessions=exclude_sessions, call=self._call(), zone=self.zone
+        )
 
     def forget(self, memory_id: UUID) -> bool:
         return forget(self.means.database, self.user_id, memory_id, self.session_id)
@@ -162,15 +169,21 @@ def forget(database: Database, user_id: UserKey, memory_id: UUID, session_id: UU
     What it had superseded is superseded by its successor, or holds again (`consolidation.reopening`). No memory is
     extracted again from its sources, nor from other messages of their sessions, or of `session_id`, that say the same.
     """
-    memory = {"memory_id": memory_id, "user_id": user_id}
     with database.transaction("own.forget") as transaction:
-        transaction.run(queries.LOCK_USER, memory)  # a consolidation of the same messages sees it, or has stored before
-        mentioned = [row.entity_id for row in transaction.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]
-        transaction.run(agent_memory_queries.HAND_OVER, memory)
-        reopen(transaction, user_id, memory_id)
-        _mark_repetitions(transaction, memory, session_id)
-        existed = bool(transaction.run(agent_memory_queries.FORGET, memory))
-        transaction.run(agent_memory_queries.FORGET_ENTITIES, {"entity_ids": mentioned, "user_id": user_id})
+        # A consolidation of the same messages sees what is forgotten, or has stored before.
+        transaction.run(queries.LOCK_USER, {"user_id": user_id})
+        return forget_within(transaction, user_id, memory_id, session_id)
+
+
+def forget_within(executor: Executor, user_id: UserKey, memory_id: UUID, session_id: UUID | None = None) -> bool:
+    """`forget` in the caller's transaction, which has locked the user."""
+    memory = {"memory_id": memory_id, "user_id": user_id}
+    mentioned = [row.entity_id for row in executor.run(agent_memory_queries.MENTIONED_ENTITIES, memory)]
+    executor.run(agent_memory_queries.HAND_OVER, memory)
+    reopen(executor, user_id, memory_id)
+    _mark_repetitions(executor, memory, session_id)
+    existed = bool(executor.run(agent_memory_queries.FORGET, memory))
+    executor.run(agent_memory_queries.FORGET_ENTITIES, {"entity_ids": mentioned, "user_id": user_id})
     return existed
 
 

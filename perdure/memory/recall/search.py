@@ -164,11 +164,13 @@ class Recall:
         exclude_sessions: Sequence[UUID] = (),
         call: ModelCall | None = None,
         record: bool = True,
+        zone: ZoneInfo | None = None,
     ) -> list[Recalled]:
         """The `k` most relevant messages and memories of this user, best first.
 
         Excludes the messages that `in_prompt` describes, and all messages of `exclude_sessions`. `call` limits the time
-        for embedding the query and for the reranker. With `record=False`, the search records no accesses.
+        for embedding the query and for the reranker. With `record=False`, the search records no accesses. The times that
+        the query names are those of `zone`, or of the installation's time zone.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.
@@ -179,7 +181,7 @@ class Recall:
         wanted = frozenset(layers)
         if not query.strip() or not wanted:
             return []
-        prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions)
+        prepared = self._prepare(user_id, query, call, in_prompt, exclude_sessions, zone=zone)
         most = max(k, _MOST_COMPARED, MOST_RERANKED)
         messages = prepared.messages(most, max(k, _MOST_BEST)) if Layer.EPISODIC in wanted else []
         memories = prepared.memories(most) if Layer.SEMANTIC in wanted else []
@@ -205,6 +207,8 @@ class Recall:
         call: ModelCall | None,
         in_prompt: PromptWindow | None = None,
         exclude_sessions: Sequence[UUID] = (),
+        *,
+        zone: ZoneInfo | None = None,
     ) -> _Query:
         owner, text = UserKey(storable(user_id)), embedded_text(query)
         values = self._embed(text, call)
@@ -221,7 +225,7 @@ class Recall:
             self,
             owner,
             text,
-            find_spans(text, self.clock.now(), ZoneInfo(self.timezone)),
+            find_spans(text, self.clock.now(), zone or ZoneInfo(self.timezone)),
             available,
             None if values is None or available.embedder_id is None else vector_literal(values),
             in_prompt,
