@@ -12,7 +12,7 @@ skipped, and reported with their number and the reason. An exported file can be 
 `status` (`cancelled`) and `feedback` are the turn's. `error` marks the reply of a failed turn: it is kept for people,
 and is neither searched nor shown to a model. Each call in `tool_calls` has its result in one of the next lines, with
 the role `tool`. If a line of a turn has `remember: false`, nothing of the turn is remembered or searched. No memory is
-extracted from a line with `forgotten: true`; the memories of a known line are forgotten.
+extracted from a line with `forgotten: true`. If the line is known, its memories are forgotten.
 
 Called by `perdure messages import` and `perdure messages export`.
 """

@@ -57,7 +57,7 @@ LIST = Statement(
 TO_CORRECT = Statement(
     "memories.to_correct",
     """
-    SELECT m.content, m.superseded_by,
+    SELECT m.content, m.superseded_by, m.valid_to IS NULL AS holds,
            (SELECT newer.content FROM memories AS newer
             WHERE newer.memory_id = m.superseded_by AND newer.origin = 'user') AS newer_content
     FROM memories AS m WHERE m.memory_id = %(memory_id)s AND m.user_id = %(user_id)s FOR NO KEY UPDATE
@@ -81,11 +81,31 @@ CORRECT = Statement(
     ), sources AS (
         INSERT INTO memory_sources (memory_id, session_id, seq)
         SELECT %(new_id)s, session_id, seq FROM memory_sources WHERE memory_id = %(memory_id)s
-    ), noted AS (
-        INSERT INTO unembedded (kind, id, seq, user_id, due_at)
-        SELECT 'memory', memory_id, 0, user_id, perdure_now() FROM made
     )
-    UPDATE memories SET superseded_by = %(new_id)s, valid_to = greatest(valid_from, perdure_now())
-    WHERE memory_id = %(memory_id)s AND user_id = %(user_id)s
+    INSERT INTO unembedded (kind, id, seq, user_id, due_at)
+    SELECT 'memory', memory_id, 0, user_id, perdure_now() FROM made
+    """,
+)
+
+# A memory whose words are those of a correction holds, and has the messages of the corrected memory, too.
+CONFIRM = Statement(
+    "memories.confirm",
+    """
+    WITH sources AS (
+        INSERT INTO memory_sources (memory_id, session_id, seq)
+        SELECT %(confirmed_id)s, session_id, seq FROM memory_sources WHERE memory_id = %(memory_id)s
+        ON CONFLICT DO NOTHING
+    )
+    UPDATE memories
+    SET origin = 'user', superseded_by = NULL, valid_to = NULL, archived_at = NULL, last_accessed_at = perdure_now()
+    WHERE memory_id = %(confirmed_id)s AND user_id = %(user_id)s
+    """,
+)
+
+END = Statement(
+    "memories.end",
+    """
+    UPDATE memories SET superseded_by = %(by)s, valid_to = greatest(valid_from, perdure_now())
+    WHERE memory_id = ANY (%(memory_ids)s::uuid[]) AND user_id = %(user_id)s
     """,
 )

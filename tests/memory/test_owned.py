@@ -170,6 +170,75 @@ def test_what_a_corrected_memory_had_ended_holds_again(archive: Archive) -> None
     }  # fmt: skip
 
 
+def test_a_correction_to_the_words_of_another_memory_is_that_memory(archive: Archive) -> None:
+    """It has the sources of both, also after a repeated call. If it is forgotten, the wrong one stays ended."""
+    boat, wrong = _superseded(archive, "I own a boat.", LYON)
+    database, clock = archive.harness.database, archive.harness.clock
+    right = owned.correct(database, clock, ANA, wrong["id"], "i own a  Boat")
+    assert (right["id"], right["content"], right["valid_until"]) == (boat["id"], boat["content"], None)
+    assert right["message_ids"] == boat["message_ids"] + wrong["message_ids"]
+    assert owned.correct(database, clock, ANA, wrong["id"], "i own a  Boat") == right
+    assert _states(archive) == {"I own a boat.": None, LYON: "I own a boat."}
+    assert forget(database, ANA, right["id"])
+    assert _states(archive) == {LYON: ""}
+
+
+def test_an_earlier_message_does_not_undo_a_correction_to_other_words(archive: Archive) -> None:
+    """The memory whose words the correction has counts as said when the correction was made."""
+    sister, home = "My sister lives in Lyon.", "I live in Nice."
+    _superseded(archive, home, sister)
+    archive.ended(PARIS)
+    wrong = next(each for each in _listed(archive) if each["content"] == sister)
+    owned.correct(archive.harness.database, archive.harness.clock, ANA, wrong["id"], home)
+    archive.consolidator(Echo()).batch()
+    assert _states(archive) == {home: None, sister: home, PARIS: home}
+
+
+def test_a_correction_supersedes_what_it_changes(archive: Archive) -> None:
+    """Another current memory that the new words change has ended. It holds again if they are forgotten or corrected."""
+    home, wrong = _superseded(archive, LYON, "My sister lives in Rome.")
+    database, clock = archive.harness.database, archive.harness.clock
+    right = owned.correct(database, clock, ANA, wrong["id"], "I moved to Nice.")
+    ended = {wrong["content"]: right["content"]}
+    assert _states(archive) == {**ended, LYON: right["content"], right["content"]: None}
+    other = owned.correct(database, clock, ANA, right["id"], "My brother owns a boat.")
+    assert _states(archive) == {**ended, LYON: None, right["content"]: other["content"], other["content"]: None}
+    again = owned.correct(database, clock, ANA, other["id"], "I moved to Oslo.")
+    assert forget(database, ANA, again["id"])
+    assert {content for content, by in _states(archive).items() if by is None} == {LYON}
+    assert owned.read_memory(database, home["id"]) == home
+
+
+def test_a_correction_to_what_the_wrong_memory_had_ended_lets_that_hold_again(archive: Archive) -> None:
+    """The user says the words of the earlier memory: that one holds, and no second one of the same words is stored."""
+    home, wrong = _superseded(archive, LYON, "I moved to Paris.")
+    right = owned.correct(archive.harness.database, archive.harness.clock, ANA, wrong["id"], LYON)
+    assert (right["id"], right["valid_until"]) == (home["id"], None)
+    assert _states(archive) == {LYON: None, "I moved to Paris.": LYON}
+
+
+def test_an_ended_memory_that_holds_again_supersedes_what_it_changes(archive: Archive) -> None:
+    """Its owner says that the ended memory holds: the other home has ended."""
+    home, other = _superseded(archive, LYON, "My sister lives in Rome.")
+    archive.harness.sql("UPDATE memories SET valid_to = perdure_now() WHERE memory_id = %(id)s", id=home["id"])
+    database, clock = archive.harness.database, archive.harness.clock
+    moved = owned.correct(database, clock, ANA, other["id"], "I moved to Nice.")
+    owned.correct(database, clock, ANA, home["id"], LYON)
+    assert _states(archive) == {LYON: None, moved["content"]: LYON, other["content"]: moved["content"]}
+
+
+@pytest.mark.parametrize("content", ["I am allergic to nuts.", "My brother lives in Nice.", "I own a car."])
+def test_a_correction_ends_nothing_that_stays_true(archive: Archive, content: str) -> None:
+    """Another subject, another value of an attribute with several, and words of which the rules read nothing."""
+    kept = {LYON: None, "I am allergic to cats.": None}
+    *_, wrong = _superseded(archive, *kept, "I own a boat.")
+    archive.harness.sql(
+        "UPDATE memories SET subject = 'user', attribute = 'home' WHERE memory_id = %(id)s", id=wrong["id"]
+    )
+    owned.correct(archive.harness.database, archive.harness.clock, ANA, wrong["id"], content)
+    assert _states(archive) == {**kept, "I own a boat.": content, content: None}
+
+
 @pytest.mark.parametrize(
     ("content", "topic"),
     [

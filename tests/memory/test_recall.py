@@ -255,7 +255,9 @@ def test_time_words_narrow_the_search(database: Database, clock: MovedClock, rec
 
 @pytest.mark.parametrize("zone", ["Etc/GMT-14", "Etc/GMT+12"])
 def test_yesterday_is_that_of_the_messages_zone(harness: Harness, zone: str) -> None:
-    """The prompt and the tool search in the zone of the turn's message. The dates of both zones always differ."""
+    """The prompt and the tool search in the zone of the turn's message. At 11 UTC, their days do not overlap."""
+    now = harness.clock.now()
+    harness.clock.advance((now + timedelta(days=1)).replace(hour=11) - now)
     lines = []
     for number, each in enumerate(("Etc/GMT-14", "Etc/GMT+12"), start=1):
         noon = harness.clock.now().astimezone(ZoneInfo(each)).replace(hour=12) - timedelta(days=1)

@@ -257,10 +257,10 @@ KNOWN = Statement(
 )
 
 # The user's memories near a candidate that are valid now or were still valid at the candidate's date (`said_at`), each
-# with the time of its latest source, or of a correction to its words: the `most` nearest by vector, the `most` best by words, those of the same subject
-# and attribute, and those in `named`, which the model has named. Order: memories valid at `said_at` first, superseded
-# ones before current ones, then by similarity. The search is exact: it compares all rows of the user. A memory without
-# a vector of this embedder is found only by words.
+# with the time of its latest source, or of the latest correction to its words: the `most` nearest by vector, the `most`
+# best by words, those of the same subject and attribute, and those in `named`, which the model has named. Order:
+# memories valid at `said_at` first, superseded ones before current ones, then by similarity. The search is exact: it
+# compares all rows of the user. A memory without a vector of this embedder is found only by words.
 SIMILAR = Statement(
     "consolidation.similar",
     """

@@ -8,6 +8,7 @@ Called in the transaction that forgets or corrects a memory, under the user's lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -30,19 +31,24 @@ def reopen(executor: Executor, user_id: UserKey, memory_id: UUID) -> None:
         executor.run(queries.END_AT, {"memory_id": ended.memory_id, "by": by, "at": at})
 
 
-def _newer(executor: Executor, user_id: UserKey, ended: Any, wrong_id: UUID) -> Any | None:
-    """The row of the earliest current memory, besides `wrong_id`, that changes the memory `ended`. Uses no vectors."""
-    topic = Topic(ended.subject or "", ended.attribute or "")
+def current_near(executor: Executor, user_id: UserKey, content: str, topic: Topic) -> Sequence[Any]:
+    """The current memories near a content by words, or of its topic, as rows of `queries.SIMILAR`. Uses no vectors."""
     sought = {
         "user_id": user_id,
-        "content": ended.content,
+        "content": content,
         "said_at": "infinity",  # only what holds
         "subject": topic.subject,
         "attribute": topic.attribute,
     }
+    return executor.run(queries.SIMILAR, {**sought, **_NO_VECTORS})
+
+
+def _newer(executor: Executor, user_id: UserKey, ended: Any, wrong_id: UUID) -> Any | None:
+    """The row of the earliest current memory, besides `wrong_id`, that changes the memory `ended`."""
+    topic = Topic(ended.subject or "", ended.attribute or "")
     found = [
         row
-        for row in executor.run(queries.SIMILAR, {**sought, **_NO_VECTORS})
+        for row in current_near(executor, user_id, ended.content, topic)
         if row.kind != QUOTATION_KIND and row.memory_id != wrong_id and row.valid_from >= ended.valid_from
         if _changes(ended.content, topic, row)
     ]

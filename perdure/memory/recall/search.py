@@ -169,8 +169,8 @@ class Recall:
         """The `k` most relevant messages and memories of this user, best first.
 
         Excludes the messages that `in_prompt` describes, and all messages of `exclude_sessions`. `call` limits the time
-        for embedding the query and for the reranker. With `record=False`, the search records no accesses. The times that
-        the query names are those of `zone`, or of the installation's time zone.
+        for embedding the query and for the reranker. With `record=False`, the search records no accesses. Days begin at
+        midnight in `zone`, by default the installation's time zone.
 
         Raises:
             InvalidRequest: `k` is not from 1 to 100.

@@ -79,7 +79,7 @@ async def read(memory_id: TheMemory, gateway: TheGateway) -> MemoryWithSources:
     dependencies=[audited("memories.correct", "memory_id")],
 )
 async def correct(memory_id: TheMemory, changes: Annotated[CorrectMemory, Body()], gateway: TheGateway) -> Memory:
-    """Correct a memory. The answer is a new memory, which supersedes this one."""
+    """Correct a memory. The answer is the memory that supersedes this one: a new one, or one that has these words."""
     return await gateway.in_thread(partial(_correct, gateway.runtime, memory_id, changes.content))
 
 
