@@ -13,7 +13,7 @@ decisions in the ledger. Likewise, a call that a client runs waits in its row fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -27,6 +27,7 @@ from pydantic_core import to_jsonable_python
 from sqlalchemy import Row
 
 from perdure.adapters.pydantic_ai import queries
+from perdure.adapters.pydantic_ai.changed import Checked
 from perdure.adapters.pydantic_ai.effects import AdaptedTool
 from perdure.adapters.pydantic_ai.files import ResultFiles, described, descriptions
 from perdure.adapters.pydantic_ai.messages import Unreadable
@@ -50,9 +51,6 @@ from perdure.turns.lease.tenure import LeaseLost, Tenure
 from perdure.turns.transcript import Entry
 
 log = logging.getLogger(__name__)
-
-Checked = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Checks the arguments of a call, and converts them to the types of the tool. Raises ToolError if they do not fit."""
 
 _APPROVAL, _DEFERRED = "approval_required", "call_deferred"
 _NOT_RUN = "Error: this call was not run."
@@ -204,6 +202,8 @@ class Calls:
         row, planned = self._rows.get(position), self._equipped(position, definition, approved=approved)
         if planned is None:  # no intent: the agent of the worker that committed the reply had no such tool
             return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
+        if approved and row is not None and position not in self._begun_here:  # a person may have edited it
+            planned = replace(planned, call=replace(planned.call, arguments=row.arguments))
         self._planned[position] = planned = replace(planned, arguments=dict(arguments))
         if position in self._fresh:
             self._fresh.discard(position)
@@ -255,28 +255,28 @@ class Calls:
     def check_call(self, position: int, checked: Checked) -> Mapping[str, Any] | Recorded:
         """Call the `before_tool` hooks, in a thread of the call, and record the arguments that they change.
 
-        Returns the arguments of the call, or the result of a call that a hook rejects. `checked` checks arguments.
+        Returns the arguments of the call, or the result of a call that a hook rejects. `checked` checks what they
+        changed.
         """
         planned = self._planned[position]
         try:
             arguments = self._hooks.changed_arguments(planned)
             if arguments is planned.arguments:
                 return arguments
-            arguments = checked(arguments)
-            self._check_approver(position, planned, arguments)
-            text = as_json(storable_json(to_jsonable_python(arguments, bytes_mode="base64", serialize_unknown=True)))
+            found = checked(planned.call.arguments, planned.arguments, arguments)
+            self._check_approver(position, planned, found.written)
         except ToolError as error:
             return Recorded(_refused(error))
-        changed = replace(planned, call=replace(planned.call, arguments=text), arguments=dict(arguments))
+        changed = replace(planned, call=replace(planned.call, arguments=found.text), arguments=dict(found.arguments))
         if not self._ledger.change(changed):
             return Recorded(
                 {"kind": "tool_failed", "message": "this call was not run."}
             )  # the turn is another worker's
         self._planned[position] = changed
-        return arguments
+        return found.arguments
 
     def _check_approver(self, position: int, planned: Planned, arguments: Mapping[str, Any]) -> None:
-        """Check the approval of a call whose arguments a hook has changed.
+        """Check the approval of a call whose arguments a hook has changed: `arguments`, as they are written.
 
         Raises:
             ToolError: the user had to approve the call, and staff must approve it with these arguments.

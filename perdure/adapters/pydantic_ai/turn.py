@@ -51,10 +51,11 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDef
 from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.pydantic_ai import errors, messages
+from perdure.adapters.pydantic_ai.changed import Checked
 from perdure.adapters.pydantic_ai.effects import AdaptedTool, RunningCall, running
 from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.files import ResultFiles
-from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Checked, Recorded, Unanswered, Undecided
+from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
 from perdure.adapters.pydantic_ai.units import CODEC, Body, continued, current
 from perdure.errors import (

@@ -17,7 +17,6 @@ from functools import cache, partial
 from itertools import count
 from typing import Any, Protocol, Self, cast
 
-from pydantic import ValidationError
 from pydantic_ai import AbstractToolset, CallToolsNode, RunContext, ToolsetTool, UserPromptNode, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
 from pydantic_ai.capabilities import AbstractCapability
@@ -53,7 +52,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition
 from pydantic_ai.toolsets.external import ExternalToolset
 
-from perdure.errors import OutcomeUnknown, ToolError
+from perdure.adapters.pydantic_ai.changed import Checked, checked
+from perdure.errors import OutcomeUnknown
 from perdure.models.endings import is_proper
 
 Body = Callable[[], Awaitable[Any]]
@@ -108,11 +108,11 @@ class Run(Protocol):
         arguments: dict[str, Any],
         context: RunContext[Any],
         definition: ToolDefinition | None,
-        checked: Callable[[Mapping[str, Any]], dict[str, Any]],
+        checked: Checked,
     ) -> Any:
         """Run one tool call, or return its recorded result; returns a `CallToolResult` as JSON values.
 
-        `body` runs the tool with `arguments`, which may be changed before. `checked` checks other arguments.
+        `body` runs the tool with `arguments`, which hooks may change before. `checked` checks what they changed.
         """
         ...
 
@@ -150,7 +150,7 @@ class _Backend(JournalCallableOperationBackend[None]):
         if run is not None and isinstance(operation_id, ToolsetCallToolId):
             _, arguments, context, tool = cache_key
             definition = getattr(tool, "tool_def", tool)
-            return await run.call_tool(body, arguments, context, definition, partial(_checked, tool, context))
+            return await run.call_tool(body, arguments, context, definition, partial(checked, tool, context))
         return await body()
 
 
@@ -319,22 +319,6 @@ class _RecordedToolset(WrapperToolset[Any]):
 class _CallIdentity(NoCacheIdentity[ToolsetCallToolParams]):
     def project(self, params: ToolsetCallToolParams) -> Any:
         return params.name, params.tool_args, params.ctx, params.tool
-
-
-def _checked(tool: Any, context: RunContext[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the tool's validator makes them.
-
-    Raises:
-        ToolError: they do not fit the tool.
-    """
-    validator = getattr(tool, "args_validator", None)
-    if validator is None:  # a tool of a dynamic toolset, which checks the arguments of each call itself
-        return dict(arguments)
-    try:
-        found: dict[str, Any] = validator.validate_python(dict(arguments), context=context.validation_context)
-    except ValidationError as error:
-        raise ToolError(f"A hook changed the arguments to some that do not fit: {error}") from error
-    return found
 
 
 async def _answered(called: Awaitable[Any]) -> Any:
