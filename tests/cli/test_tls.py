@@ -74,7 +74,10 @@ def test_a_bad_option_stops_each_command(
 def test_doctor_names_connections_that_are_not_verified(
     environment: Environment, tmp_path: Path, authority: Authority, encrypted: Proxy
 ) -> None:
-    """An encrypted connection whose server is not verified looks safe, so `doctor` names it."""
+    """An encrypted connection whose server is not verified looks safe, so `doctor` names it.
+
+    Also if the server cannot be reached, as the broker here.
+    """
     redis = f"rediss://localhost:{encrypted.port}/0?ssl_ca_certs={authority.file}"
     servers = {
         "PERDURE_REDIS_URL": f"rediss://localhost:{encrypted.port}/0?ssl_cert_reqs=none",
@@ -82,6 +85,7 @@ def test_doctor_names_connections_that_are_not_verified(
     }
     perdure = Perdure(environment, tmp_path)
     ended = perdure("doctor", "--json", env={**environment, **servers})
+    assert (ended.returncode, "The broker cannot be reached" in ended.stderr) == (3, True)
     found = {each["where"].partition(" at ")[0]: each["setting"] for each in json.loads(ended.stdout)["findings"]}
     assert found["PERDURE_REDIS_URL"] == "ssl_cert_reqs is none"
     assert found["PERDURE_BROKER_URL"] == "ssl_check_hostname is false"

@@ -53,11 +53,11 @@ def findings(settings: Settings, database: Database) -> Iterator[Finding]:
     Raises:
         Unavailable: a server cannot be reached, or the database accepts no writes.
     """
+    yield from _connections(settings)
     database.run(WRITABLE, {})
     yield from _postgres(database)
     yield from _disks(settings, database)
     yield from _redis_servers(settings)
-    yield from _connections(settings)
 
 
 def _postgres(database: Database) -> Iterator[Finding]:
