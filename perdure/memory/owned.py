@@ -148,8 +148,7 @@ def _read(content: str) -> tuple[bool, Topic | None]:
 class _Correction:
     """The words `content` that replace the memory `memory_id`, in the caller's transaction.
 
-    `topic` is `None` if the rules read none: the new memory then has the old one's, by which it
-    ends no other memory.
+    `topic` is `None` if the rules read none: the new memory then has the old one's, by which it ends no other memory.
     """
 
     executor: Executor
