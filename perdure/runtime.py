@@ -223,7 +223,7 @@ class Runtime:
     @cached_property
     def eraser(self) -> Eraser:
         """Erases users."""
-        from perdure.users.erase import Eraser  # noqa: PLC0415 (imports all tables; most processes never erase)
+        from perdure.users.erase import Eraser  # noqa: PLC0415 (as above)
 
         return Eraser(
             database=self.database,

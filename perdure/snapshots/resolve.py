@@ -8,6 +8,7 @@ returns the store.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,6 @@ from perdure.settings import Settings
 from perdure.snapshots.file import FileSnapshots
 from perdure.snapshots.postgres import PostgresSnapshots
 from perdure.snapshots.redis import RedisSnapshots
-from perdure.snapshots.sqlite import SqliteSnapshots
 from perdure.snapshots.store import SnapshotStore
 from perdure.text.patterns import compiled
 
@@ -48,7 +48,7 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
     if url == "redis":
         return RedisSnapshots(redis_url, settings.redis_prefix)
     if url.startswith(_SQLITE):
-        return SqliteSnapshots(_sqlite_path(url))
+        return _sqlite(_sqlite_path(url))
     if url.startswith("file:"):
         return FileSnapshots(_directory(url))
     scheme, third_party = url.partition(":")[0], entry_points(group=ENTRY_POINT_GROUP)
@@ -60,6 +60,12 @@ def resolve(url: str, settings: Settings, database: Database, redis_url: str) ->
         url,
         f"accepted: {', '.join(accepted)}, or the scheme of an installed entry point of the group {ENTRY_POINT_GROUP}",
     )
+
+
+def _sqlite(path: Path) -> SnapshotStore:
+    """The store in the file `path`. Other stores do without SQLite, which takes 2 MB of each process."""
+    made: SnapshotStore = import_module("perdure.snapshots.sqlite").SqliteSnapshots(path)
+    return made
 
 
 def _sqlite_path(url: str) -> Path:

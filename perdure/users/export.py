@@ -17,7 +17,7 @@ from perdure.errors import NotFound
 from perdure.memory.redis.memory import RedisMemory
 from perdure.memory.redis.stream import MAX_ENTRIES
 from perdure.text.chunks import json_list
-from perdure.users import queries
+from perdure.users.export_queries import EXPORT
 
 
 def export_user(executor: Executor, clock: Clock, redis_memory: RedisMemory | None, user: UserKey) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def export_text(executor: Executor, clock: Clock, redis_memory: RedisMemory | No
     yield f'{{"user_id": {json.dumps(user_of(user), ensure_ascii=False)}, "exported_at": "{clock.now().isoformat()}"'
     found = False
     before = ', "tables": {'
-    for table, (read, key) in queries.EXPORT.items():
+    for table, (read, key) in EXPORT.items():
         given = {"user_id": user, **dict.fromkeys(key)}
         yield f'{before}"{table}": '
         before = ", "

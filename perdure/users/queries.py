@@ -1,16 +1,10 @@
-"""The statements of a user's erasure, export and linked identities."""
+"""The statements of a user's erasure and linked identities."""
 
 from __future__ import annotations
 
-from sqlalchemy.dialects import postgresql
-
 from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
-from perdure.database.paging import sized
-from perdure.database.tables import metadata
 from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
-
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy does not annotate it
 
 # Fences the processes that run the user's sessions: these processes can no longer write. Locks the sessions.
 RAISE_TOKENS = Statement(
@@ -114,30 +108,8 @@ def _erase(user_table: UserTable) -> Statement:
     return Statement(f"erasure.{table}", f"WITH gone AS ({delete}) SELECT count(*) AS gone FROM gone")  # noqa: S608
 
 
-def _export(user_table: UserTable) -> tuple[Statement, dict[str, str]]:
-    """The statement that reads the next page, and the columns of the primary key by the parameters of their values."""
-    table = user_table.table
-    left_out = ", ".join(f"'{column}'" for column in user_table.left_out)
-    columns = list(metadata.tables[table].primary_key.columns)
-    key = ", ".join(column.name for column in columns)
-    after = {f"after_{column.name}": column for column in columns}
-    values = [f"%({name})s::{column.type.compile(_DIALECT)}" for name, column in after.items()]
-    # The keys first: the rows that are not on the page are not converted.
-    rows = f"""
-        SELECT {key}, to_jsonb(m) - ARRAY[{left_out}]::text[] || {user_table.added} AS kept
-        FROM {table} AS m JOIN (
-            SELECT {key} FROM {table}
-            WHERE ({user_table.of_user}) AND ({values[0]} IS NULL OR ({key}) > ({", ".join(values)}))
-            ORDER BY {key} LIMIT %(most)s
-        ) AS page USING ({key})
-    """  # noqa: S608 (constants)
-    statement = Statement(f"export.{table}", sized(rows, key, "octet_length(kept::text)"), writes=False)
-    return statement, {name: column.name for name, column in after.items()}
-
-
 ERASE = {user_table.table: _erase(user_table) for user_table in USER_TABLES if user_table.table != "files"}
 """By table, the statement that deletes a user's rows. Files are deleted together with their contents."""
-EXPORT = {user_table.table: _export(user_table) for user_table in USER_TABLES}
 
 # Replaces the user's earlier code, since a user has at most one. Inserts the user if it does not exist.
 MINT_CODE = Statement(
