@@ -2,7 +2,9 @@
 
 The scripts implement the state machine of `circuit.py`, on Redis's clock. Change the scripts and `circuit.py` together;
 a property test compares them. A circuit is a hash. Its probes are a sorted set, ordered by the ends of their leases.
-The hash and the set expire after a week without a call. All keys share one hash slot of Redis Cluster.
+The hash and the set expire after a week without a call. The set of all names loses those of expired circuits whenever
+a new circuit begins: hosts of callbacks are named by users, so names come and go. All keys share one hash slot of Redis
+Cluster.
 
 While no call fails, a process need not ask Redis about each call: a success that finds the circuit closed and without
 failures may lease it to the process for a moment. The process admits calls itself meanwhile, and reports its successes
@@ -42,7 +44,8 @@ _NAMES = "{breakers}"
 The braces are a hash tag of Redis Cluster.
 """
 
-_FIELDS = ("state", "epoch", "failures", "successes", "last_failure", "opened_at")
+_PAGE = 500
+"""How many circuits one request reads: Redis and the reply are busy with it for about a millisecond."""
 
 # KEYS of all scripts: the circuit, its probes, the set of circuit names, and the processes that lease the circuit.
 # ARGV[1] to ARGV[5] of all scripts: the circuit's name, the milliseconds to add to Redis's time (0 outside tests), and
@@ -132,7 +135,13 @@ if circuit.state == 'half_open' then
         redis.call('EXPIRE', KEYS[2], 604800)
     end
 end
-if not known or circuit.state ~= before then
+if not known then
+    -- Some names of circuits that have expired leave the set, more than the one that enters it.
+    for _, name in ipairs(redis.call('SRANDMEMBER', KEYS[3], 20)) do
+        if redis.call('EXISTS', KEYS[3] .. ':' .. name) == 0 then redis.call('SREM', KEYS[3], name) end
+    end
+    save()
+elseif circuit.state ~= before then
     save()
 elseif circuit.state ~= 'closed' then
     redis.call('SADD', KEYS[3], ARGV[1])
@@ -186,6 +195,24 @@ save()
 return answer()
 """
 
+# KEYS: circuits, each with its probes. Returns a string for each circuit: its fields, and the probes of one that is
+# half open with the ends of their leases; an empty one for a circuit that has expired.
+_READ = """
+local read = {}
+for at = 1, #KEYS, 2 do
+    local found = redis.call('HMGET', KEYS[at], 'state', 'epoch', 'failures', 'successes', 'last_failure', 'opened_at')
+    local text = ''
+    if found[1] then
+        for field = 1, 6 do found[field] = found[field] or '' end
+        text = table.concat(found, ',')
+        local probes = redis.call('ZRANGE', KEYS[at + 1], 0, -1, 'WITHSCORES')
+        if #probes > 0 then text = text .. ',' .. table.concat(probes, ',') end
+    end
+    read[#read + 1] = text
+end
+return read
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Successes:
@@ -230,6 +257,7 @@ class FleetCircuits:
             CallOutcome.RELEASED: self._client.register_script(_RELEASED),
         }
         self._reset = self._client.register_script(_RESET)
+        self._read = self._client.register_script(_READ)
 
     def admit(self, name: str, call_id: str, lease_ms: int) -> CircuitAnswer:
         with _mapped_errors():
@@ -263,17 +291,20 @@ class FleetCircuits:
         return _answer(reply) if reply else None
 
     def read(self) -> dict[str, Circuit]:
+        found: dict[str, Circuit] = {}
+        cursor = None
         with _mapped_errors():
-            names: Any = self._client.smembers(self._names)
-            ordered = sorted(names)
-            pipeline = self._client.pipeline(transaction=False)
-            for name in ordered:
-                key, probes, *_ = self._keys(name)
-                pipeline.hmget(key, *_FIELDS)
-                pipeline.zrange(probes, 0, -1, withscores=True)
-            rows = pipeline.execute()
-        pairs = zip(ordered, rows[::2], rows[1::2], strict=True)
-        return {name: _circuit(fields, probes) for name, fields, probes in pairs if fields[0]}
+            while cursor != 0:
+                page: Any = self._client.sscan(self._names, cursor or 0, count=_PAGE)
+                cursor, names = page
+                found |= self._read_some(names)
+        return found
+
+    def _read_some(self, names: Sequence[str]) -> dict[str, Circuit]:
+        if not names:
+            return {}
+        rows: Any = self._read([key for name in names for key in self._keys(name)[:2]])
+        return {name: _circuit(row) for name, row in zip(names, rows, strict=True) if row}
 
     def close(self) -> None:
         self._client.close()
@@ -295,8 +326,8 @@ def _answer(reply: str, call_id: str = "") -> CircuitAnswer:
     return CircuitAnswer(int(now), *states, int(failures), _moment(until), admission, _moment(leased))
 
 
-def _circuit(fields: Sequence[str], probes: Sequence[tuple[str, float]]) -> Circuit:
-    state, epoch, failures, successes, last_failure, opened_at = fields
+def _circuit(row: str) -> Circuit:
+    state, epoch, failures, successes, last_failure, opened_at, *probes = row.split(",")
     return Circuit(
         epoch=int(epoch),
         state=CircuitState(state),
@@ -304,7 +335,7 @@ def _circuit(fields: Sequence[str], probes: Sequence[tuple[str, float]]) -> Circ
         successes=int(successes),
         last_failure_ms=_moment(last_failure),
         opened_at_ms=_moment(opened_at),
-        probes={each: int(end) for each, end in probes},
+        probes={each: int(end) for each, end in zip(probes[::2], probes[1::2], strict=True)},
     )
 
 

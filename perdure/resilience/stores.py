@@ -56,8 +56,15 @@ class CircuitStore(Protocol):
         ...
 
 
+MOST_OWN = 10_000
+"""How many circuits a process keeps: users name the hosts of callbacks, and so the number of circuits."""
+
+
 class OwnCircuits:
-    """A store of circuits in this process's memory. It never fails."""
+    """A store of circuits in this process's memory. It never fails.
+
+    Beyond `MOST_OWN` circuits, those that were used least lately are forgotten.
+    """
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
@@ -98,11 +105,11 @@ class OwnCircuits:
             found = self._find(name, now)
             if answer.after is CircuitState.CLOSED:
                 if found.state is not CircuitState.CLOSED:
-                    self._circuits[name] = machine.reset(found, now)
+                    self._put(name, machine.reset(found, now))
                 return
             left = self._policy.cooldown_ms if answer.until is None else answer.until - answer.now
             opened_at = now - max(0, self._policy.cooldown_ms - left)
-            self._circuits[name] = Circuit(
+            opened = Circuit(
                 epoch=max(found.epoch + 1, now),
                 state=CircuitState.OPEN,
                 failures=answer.failures,
@@ -110,6 +117,7 @@ class OwnCircuits:
                 last_failure_ms=found.last_failure_ms,
                 opened_at_ms=opened_at,
             )
+            self._put(name, opened)
 
     def _find(self, name: str, now: int) -> Circuit:
         return self._circuits.get(name) or Circuit(epoch=now)
@@ -117,9 +125,15 @@ class OwnCircuits:
     def _keep(
         self, name: str, now: int, before: Circuit, after: Circuit, admission: Admission | None = None
     ) -> CircuitAnswer:
-        self._circuits[name] = after
+        self._put(name, after)
         until = machine.lets_through_at(after, self._policy)
         return CircuitAnswer(now, before.state, after.state, after.failures, until, admission)
+
+    def _put(self, name: str, circuit: Circuit) -> None:
+        self._circuits.pop(name, None)
+        self._circuits[name] = circuit
+        if len(self._circuits) > MOST_OWN:
+            del self._circuits[next(iter(self._circuits))]
 
     def _now(self) -> int:
         return int(self._clock.now().timestamp() * 1_000)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from perdure.errors import (
     RateLimited,
     Unavailable,
 )
+from perdure.resilience import stores
 from perdure.resilience.circuit import CallOutcome, CircuitState, Policy
 from perdure.resilience.redis_circuits import FleetCircuits, Successes
 from perdure.resilience.registry import Breaker, Breakers
@@ -263,6 +265,40 @@ def test_a_breaker_is_listed_after_redis_has_lost_its_name(breakers: Breakers, r
     assert [(each.name, each.state) for each in breakers.list()] == [("llm:test", state)]
 
 
+def test_names_of_expired_circuits_leave_the_list_of_names(breakers: Breakers, redis_url: str) -> None:
+    """Users name the hosts of callbacks: what is kept for a host ends with its circuit, and reading does not grow."""
+    names, expired = f"{REDIS_PREFIX}{{breakers}}", 1_000
+    client = redis_py.Redis.from_url(client_url(redis_url), decode_responses=True)
+    client.sadd(names, *(f"webhook:{number}.example" for number in range(expired)))
+    for number in range(150):
+        fail(breakers.get(f"webhook:new-{number}.example"))
+    assert client.scard(names) < 300
+    assert _commands(redis_url, breakers.list) < 1_000
+    assert {each.name for each in breakers.list()} == {f"webhook:new-{number}.example" for number in range(150)}
+    client.close()
+
+
+def test_all_of_many_breakers_are_listed(breakers: Breakers, redis_url: str) -> None:
+    """They are read in pages, with the probes of those that are half open."""
+    key = f"{REDIS_PREFIX}{{breakers}}"
+    found: Any = {"state": "closed", "epoch": 1, "failures": 0, "successes": 7, "last_failure": "", "opened_at": ""}
+    client = redis_py.Redis.from_url(client_url(redis_url))
+    pipeline = client.pipeline(transaction=False)
+    for number in range(3_000):
+        pipeline.sadd(key, f"webhook:{number}.example")
+        pipeline.hset(f"{key}:webhook:{number}.example", mapping=found)
+    pipeline.execute()
+    client.hset(f"{key}:webhook:1.example", mapping={"state": "half_open"})
+    client.zadd(f"{key}:webhook:1.example:probes", {"a": 5, "b": 9})
+    client.close()
+    listed = {each.name: (each.state, each.success_count) for each in breakers.list()}
+    assert listed.pop("webhook:1.example") == (CircuitState.HALF_OPEN, 7)
+    assert listed == {f"webhook:{number}.example": (CircuitState.CLOSED, 7) for number in range(3_000) if number != 1}
+    fleet = FleetCircuits(redis_url, Policy.of(SETTINGS))
+    assert fleet.read()["webhook:1.example"].probes == {"a": 5, "b": 9}
+    fleet.close()
+
+
 def test_a_switched_off_breaker_refuses_nothing(redis_url: str, clock: MovedClock) -> None:
     """With `PERDURE_BREAKER__ENABLED=false` no call is refused."""
     breakers = Breakers(BreakerSettings(enabled=False, failure_threshold=1), clock, redis_url)
@@ -497,6 +533,34 @@ def test_without_a_redis_a_process_has_breakers_of_its_own(clock: MovedClock) ->
     clock.advance(timedelta(seconds=60))
     assert succeed(breakers.get("llm:test")) == "fine"
     assert [each.state for each in breakers.list()] == [CircuitState.CLOSED]
+
+
+def test_a_process_keeps_a_bounded_number_of_breakers(clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many hosts of callbacks, a process forgets those that it called least lately."""
+    monkeypatch.setattr(stores, "MOST_OWN", 10)
+    breakers = Breakers(SETTINGS, clock)
+    for number in range(30):
+        fail(breakers.get("llm:test"))
+        clock.advance(timedelta(seconds=SETTINGS.cooldown_s))
+        fail(breakers.get(f"webhook:{number}.example"))
+    kept = {f"webhook:{number}.example" for number in range(21, 30)} | {"llm:test"}
+    assert {each.name for each in breakers.list()} == kept
+
+
+def test_the_fleets_open_circuits_take_a_bounded_place_in_a_process(
+    clock: MovedClock, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process remembers which circuits of the fleet are open, for the time without Redis: the latest ones."""
+    monkeypatch.setattr(stores, "MOST_OWN", 10)
+    policy = Policy.of(SETTINGS)
+    own, fleet = OwnCircuits(policy, clock), FleetCircuits(redis_url, policy)
+    circuits = SharedCircuits(own, fleet, clock, None)
+    for number, attempt in product(range(30), range(2)):
+        admission = circuits.admit(f"webhook:{number}.example", str(attempt), 1_000).answer.admission
+        assert admission is not None
+        circuits.settle(f"webhook:{number}.example", admission, CallOutcome.FAILED, fleet=True)
+    assert {*own.read()} == {f"webhook:{number}.example" for number in range(20, 30)}
+    circuits.close()
 
 
 def test_a_key_of_another_kind_stops_no_call(breakers: Breakers, redis_url: str) -> None:
