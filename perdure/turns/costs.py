@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from decimal import Decimal
@@ -76,6 +76,11 @@ def limit_above(executor: Executor, turn_id: UUID, settings: Settings, agents: A
 BY = ("user", "tenant", "agent", "model", "day")
 """What `usage` can be added up by."""
 
+PART = 10_000
+"""How many turns one statement of `usage` reads."""
+
+_LAST_ID = UUID(int=2**128 - 1)
+
 
 @dataclass(slots=True)
 class Used:
@@ -99,16 +104,16 @@ def usage(
     """What all turns used that were accepted since `since`, by user, tenant, agent, model or day: see `BY`.
 
     A key of the result is the value and its tenant, which only users and tenants have. Days are those of
-    `PERDURE_TIMEZONE`. Prices are those of the models that are configured now. Reads each message of the time.
+    `PERDURE_TIMEZONE`. Prices are those of the models that are configured now. Reads each message of the time, in parts
+    of `PART` turns: no statement takes long, or keeps PostgreSQL from removing dead rows.
 
     Raises:
         ValueError: `by` is none of `BY`.
     """
     if by not in BY:
         raise ValueError(f"usage is added up by one of {', '.join(BY)}, not by {by!r}")
-    given = {"by": by, "since": since, "first_id": first_id(since), "zone": settings.timezone}
     found: dict[tuple[str | None, str | None], Used] = {}
-    for row in executor.run(queries.USAGE, given):
+    for row in _used_since(executor, since, {"by": by, "since": since, "zone": settings.timezone}):
         used = found.setdefault(_key(row.key, by), Used())
         used.replies += row.replies
         used.input_tokens = added(used.input_tokens, row.input)
@@ -118,6 +123,15 @@ def usage(
         used.cost += price or Decimal()
         used.unpriced += row.replies if price is None else 0
     return found
+
+
+def _used_since(executor: Executor, since: datetime, given: Mapping[str, Any]) -> Iterator[Row[Any]]:
+    first, rest = first_id(since), True
+    while rest:
+        following = executor.run(queries.USAGE_PART, {"first_id": first, "most": PART})
+        until, rest = (following[0].turn_id, True) if following else (_LAST_ID, False)
+        yield from executor.run(queries.USAGE, {**given, "first_id": first, "until_id": until})
+        first = until
 
 
 def _key(key: str, by: str) -> tuple[str | None, str | None]:

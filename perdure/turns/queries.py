@@ -423,8 +423,18 @@ USED = Statement(
     writes=False,
 )
 
-# What all replies used of the turns that were accepted since `since`: a row for each day, model and `key`. `first_id`
-# is the least id of that time; turns that were imported, or copied by a fork, have later ids than that. What a fork
+# The id of the turn that comes `most` turns after the one with the id `first_id`; no row if there are fewer.
+USAGE_PART = Statement(
+    "turns.usage_part",
+    """
+    SELECT turn_id FROM turns WHERE turn_id >= %(first_id)s::uuid
+    ORDER BY turn_id OFFSET (SELECT %(most)s::bigint) LIMIT 1
+    """,
+    writes=False,
+)
+
+# What all replies used of the turns from `first_id` to below `until_id` that were accepted since `since`: a row for
+# each day, model and `key`. Turns that were imported, or copied by a fork, have later ids than their time. What a fork
 # copied counts in its source. Prices may depend on a prompt's size, so only replies to prompts of a similar size share
 # a row.
 USAGE = Statement(
@@ -438,7 +448,7 @@ USAGE = Statement(
                (m.usage ->> 'input_tokens')::bigint AS input, (m.usage ->> 'output_tokens')::bigint AS output,
                (m.usage ->> 'cached_tokens')::bigint AS cached
         FROM turns AS t JOIN sessions AS s USING (session_id) CROSS JOIN {_PAID}
-        WHERE t.turn_id >= %(first_id)s::uuid AND t.accepted_at >= %(since)s
+        WHERE t.turn_id >= %(first_id)s::uuid AND t.turn_id < %(until_id)s::uuid AND t.accepted_at >= %(since)s
           AND (s.forked_from IS NULL OR t.accepted_at >= s.created_at)
     )
     SELECT key, agent, model, fallback, day, usage IS NOT NULL AS reported, count(*) AS replies,

@@ -18,8 +18,9 @@ from perdure.models.prices import cost
 from perdure.models.protocol import ModelReply, ToolCall, Usage
 from perdure.sessions.forking import fork
 from perdure.settings import Settings
-from perdure.turns.costs import Used, cost_of, usage
-from perdure.turns.queries import USAGE
+from perdure.turns import costs
+from perdure.turns.costs import BY, Used, cost_of, usage
+from perdure.turns.queries import USAGE, USAGE_PART
 from tests.plans import outline, plans, rows_read
 from tests.turns.harness import Harness
 
@@ -91,6 +92,15 @@ def test_only_turns_of_the_time_count(turns: Harness) -> None:
         (str(today - timedelta(days=1)), None): 1,
         (str(today), None): 2,
     }
+
+
+@pytest.mark.parametrize("by", BY)
+def test_parts_add_up_to_the_whole(turns: Harness, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """A long time is read in parts, none of which takes long. Each turn is in one of them."""
+    whole = _used(turns, by, days=2)
+    for most in (1, 2, 3):
+        monkeypatch.setattr(costs, "PART", most)
+        assert _used(turns, by, days=2) == whole
 
 
 def test_what_a_fork_copies_is_not_counted_again(turns: Harness) -> None:
@@ -167,6 +177,11 @@ def test_it_reads_the_messages_of_each_turn_once(harness: Harness) -> None:
         count=count,
     )
     given = {"by": "agent", "since": datetime(2020, 1, 1, tzinfo=UTC), "first_id": UUID(int=0), "zone": "UTC"}
-    for nodes in plans(harness.database, USAGE, given):
+    for nodes in plans(harness.database, USAGE, {**given, "until_id": UUID(int=2**128 - 1)}):
         assert rows_read(nodes) <= 5 * count, outline(nodes)
+    [part] = harness.database.run(USAGE_PART, {"first_id": UUID(int=0), "most": 20})
+    for nodes in plans(harness.database, USAGE, {**given, "until_id": part.turn_id}):
+        assert rows_read(nodes) <= 5 * 20, outline(nodes)
+    for nodes in plans(harness.database, USAGE_PART, {"first_id": UUID(int=0), "most": 20}):
+        assert rows_read(nodes) <= 21, outline(nodes)
     assert _used(harness, "agent", days=9_999)["assistant", None].replies == count - 1
