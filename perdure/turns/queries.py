@@ -436,7 +436,7 @@ USAGE_PART = Statement(
 # What all replies used of the turns from `first_id` to below `until_id` that were accepted since `since`: a row for
 # each day, model and `key`. Turns that were imported, or copied by a fork, have later ids than their time. What a fork
 # copied counts in its source. Prices may depend on a prompt's size, so only replies to prompts of a similar size share
-# a row.
+# a row. Each turn looks its session up: a join could read all sessions for each part.
 USAGE = Statement(
     "turns.usage",
     f"""
@@ -447,9 +447,10 @@ USAGE = Statement(
                m.agent, m.model, m.fallback, (m.created_at AT TIME ZONE 'UTC')::date AS day, m.usage,
                (m.usage ->> 'input_tokens')::bigint AS input, (m.usage ->> 'output_tokens')::bigint AS output,
                (m.usage ->> 'cached_tokens')::bigint AS cached
-        FROM turns AS t JOIN sessions AS s USING (session_id) CROSS JOIN {_PAID}
+        FROM turns AS t CROSS JOIN {_PAID}
         WHERE t.turn_id >= %(first_id)s::uuid AND t.turn_id < %(until_id)s::uuid AND t.accepted_at >= %(since)s
-          AND (s.forked_from IS NULL OR t.accepted_at >= s.created_at)
+          AND (SELECT s.forked_from IS NULL OR t.accepted_at >= s.created_at
+               FROM sessions AS s WHERE s.session_id = t.session_id)
     )
     SELECT key, agent, model, fallback, day, usage IS NOT NULL AS reported, count(*) AS replies,
            sum(input)::bigint AS input, sum(cached)::bigint AS cached, sum(output)::bigint AS output
