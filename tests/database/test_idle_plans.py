@@ -101,6 +101,35 @@ def test_no_statement_reads_all_that_is_due_to_find_a_row_by_its_key(database_ur
     assert bad == {}
 
 
+_OTHER_WAYS = """
+    DROP INDEX memories_user_id_idx, message_words_user_id_idx;
+    ALTER TABLE message_words DROP CONSTRAINT message_words_pkey CASCADE;
+    SET LOCAL enable_seqscan = off;
+"""
+_WORDS = {"memories_words_idx", "message_words_words_idx"}
+
+
+def test_only_recall_looks_words_up_among_all_users(fresh: Database) -> None:
+    """An index of words finds the rows of all users, so a search in one user's few rows may not read it.
+
+    Recall adds a word that only the user's rows have. Without the other indexes, the planner would use that of words
+    wherever it can: so it may do so for data of some size, too.
+    """
+    statements, found = _statements(), set()
+    with fresh.engine.connect() as connection:
+        names = connection.info["perdure"].names
+        names.vector = connection.exec_driver_sql(EXTENSION_SCHEMA).scalar_one()
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql(_OTHER_WAYS)
+        for name, statement in statements.items():
+            connection.exec_driver_sql(names.render(statement.prepare))
+            if _WORDS & {each.get("Index Name") for each in _explained(connection, statement)}:
+                found.add(name)
+        connection.exec_driver_sql("ROLLBACK")
+    assert {each for each in found if not each.startswith("recall.")} == set()
+    assert found, "the index is used where it can be"
+
+
 _FIND = Statement("test.find", "SELECT at FROM public.found WHERE id = %(id)s", writes=False)
 
 

@@ -222,7 +222,8 @@ LOCK_USER = Statement(
 )
 
 # The current memories that are nearest to what is said: for each vector the `each` nearest, and the `each` best by
-# words, of which `words` are alternatives. The search is exact: it compares all rows of the user.
+# words, of which `words` are alternatives. The search is exact: it compares all rows of the user. `coalesce` keeps it
+# from the index of words, which would find the rows of all users.
 KNOWN = Statement(
     "consolidation.known",
     """
@@ -243,7 +244,7 @@ KNOWN = Statement(
               FROM unnest(%(texts)s::text[]) AS text) AS spoken
     ), by_words AS (
         SELECT memory_id, ts_rank(words, (SELECT terms FROM said), 1) AS rank FROM current
-        WHERE words @@ (SELECT terms FROM said)
+        WHERE coalesce(words @@ (SELECT terms FROM said), false)
         ORDER BY rank DESC, memory_id LIMIT %(most)s / 2
     ), found AS (
         SELECT memory_id, 0 AS distance FROM by_words UNION ALL SELECT memory_id, distance FROM near
@@ -260,7 +261,7 @@ KNOWN = Statement(
 # with the time of its latest source, or of the latest correction to its words: the `most` nearest by vector, the `most`
 # best by words, those of the same subject and attribute, and those in `named`, which the model has named. Order:
 # memories valid at `said_at` first, superseded ones before current ones, then by similarity. The search is exact: it
-# compares all rows of the user. A memory without a vector of this embedder is found only by words.
+# compares all rows of the user, as that of `KNOWN`. A memory without a vector of this embedder is found only by words.
 SIMILAR = Statement(
     "consolidation.similar",
     """
@@ -277,7 +278,7 @@ SIMILAR = Statement(
            AND %(vector)s::text IS NOT NULL
          ORDER BY v.vector OPERATOR(@vector.<=>) %(vector)s::@vector.vector, v.memory_id LIMIT %(most)s)
         UNION
-        (SELECT memory_id FROM own WHERE words @@ (SELECT terms FROM said)
+        (SELECT memory_id FROM own WHERE coalesce(words @@ (SELECT terms FROM said), false)
          ORDER BY ts_rank(words, (SELECT terms FROM said), 1) DESC, memory_id LIMIT %(most)s)
         UNION
         (SELECT memory_id FROM own WHERE %(attribute)s <> '' AND subject = %(subject)s AND attribute = %(attribute)s

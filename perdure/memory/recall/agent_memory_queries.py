@@ -74,7 +74,8 @@ HAND_OVER = Statement(
     """,
 )
 
-# The messages that have a word in common with a memory, in the sessions of its sources and in one other session.
+# The messages that have a word in common with a memory, in the sessions of its sources and in one other session: the
+# first ones of each. `coalesce` keeps it from the index of words, which would find the messages of all users.
 ALIKE = Statement(
     "own.alike",
     """
@@ -89,9 +90,11 @@ ALIKE = Statement(
         SELECT session_id FROM sessions WHERE session_id = %(session_id)s::uuid AND user_id = %(user_id)s
     )
     SELECT m.session_id, m.seq, left(m.content, %(most_chars)s) AS content, memory.content AS memory
-    FROM memory CROSS JOIN sessions_of_it JOIN message_words AS w USING (session_id)
-    JOIN messages AS m USING (session_id, seq)
-    WHERE w.words @@ (SELECT terms FROM terms)
+    FROM memory CROSS JOIN sessions_of_it CROSS JOIN LATERAL (
+        SELECT w.session_id, w.seq FROM message_words AS w
+        WHERE w.session_id = sessions_of_it.session_id AND coalesce(w.words @@ (SELECT terms FROM terms), false)
+        ORDER BY w.seq LIMIT %(most)s) AS alike
+    JOIN messages AS m ON m.session_id = alike.session_id AND m.seq = alike.seq
     ORDER BY m.session_id, m.seq LIMIT %(most)s
     """,
     writes=False,
