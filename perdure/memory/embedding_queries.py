@@ -30,29 +30,33 @@ _EXPIRED = """
 _TEXTS = f"""
     SELECT t.kind, t.id, t.seq, t.attempts,
            CASE WHEN {_EXPIRED.format(at="m.created_at")} THEN NULL
-                ELSE coalesce(left(m.content, %(most_chars)s), left(k.content, %(most_chars)s)) END AS content,
+                WHEN t.kind = 'memory' THEN
+                    (SELECT left(k.content, %(most_chars)s) FROM memories AS k WHERE k.memory_id = t.id)
+                ELSE left(m.content, %(most_chars)s) END AS content,
            m.author, m.created_at
     FROM taken AS t
-    LEFT JOIN messages AS m ON t.kind = 'message' AND m.session_id = t.id AND m.seq = t.seq
-    LEFT JOIN memories AS k ON t.kind = 'memory' AND k.memory_id = t.id
+    LEFT JOIN LATERAL (
+        SELECT content, author, created_at FROM messages
+        WHERE t.kind = 'message' AND session_id = t.id AND seq = t.seq LIMIT 1) AS m ON true
     ORDER BY t.kind, t.id, t.seq
 """  # noqa: S608 (constants)
 
 # Claims due rows by moving their `due_at` to the end of the lease. If the claiming process crashes, another process
 # claims the rows when the lease ends. If a `due_at` is further ahead than the longest pause, the clock of the database
-# server was wrong when the `due_at` was written. Such a row counts as due.
+# server was wrong when the `due_at` was written. Such a row counts as due. The plan is for all parameters, and expects
+# that a limit which is one leaves a tenth of the table: it would read all that waits. So rows are addressed by their
+# places.
 CLAIM = Statement(
     "embedding.take",
     f"""
-    WITH due AS (
-        SELECT kind, id, seq FROM unembedded
-        WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s)
-        ORDER BY due_at LIMIT %(most)s
-        FOR UPDATE SKIP LOCKED
-    ), taken AS (
+    WITH taken AS (
         UPDATE unembedded AS u
         SET due_at = perdure_now() + make_interval(secs => %(lease_s)s), attempts = u.attempts + 1
-        FROM due WHERE (u.kind, u.id, u.seq) = (due.kind, due.id, due.seq)
+        WHERE u.ctid = ANY (ARRAY(
+            SELECT ctid FROM unembedded
+            WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s)
+            ORDER BY due_at LIMIT %(most)s
+            FOR UPDATE SKIP LOCKED))
         RETURNING u.kind, u.id, u.seq, u.attempts
     )
     {_TEXTS}

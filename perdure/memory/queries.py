@@ -59,9 +59,10 @@ HOT_USERS = Statement(
     """
     SELECT u.user_id FROM users AS u
     WHERE u.user_id > %(after)s
-      AND (EXISTS (SELECT FROM memory_accesses AS a
-                   WHERE a.user_id = u.user_id AND a.accessed_at > perdure_now() - make_interval(days => %(days)s))
-           OR EXISTS (SELECT FROM hot_memories AS h WHERE h.user_id = u.user_id))
+      AND coalesce((SELECT true FROM memory_accesses AS a
+                    WHERE a.user_id = u.user_id AND a.accessed_at > perdure_now() - make_interval(days => %(days)s)
+                    LIMIT 1),
+                   (SELECT true FROM hot_memories AS h WHERE h.user_id = u.user_id LIMIT 1), false)
     ORDER BY u.user_id LIMIT %(most_users)s
     FOR NO KEY UPDATE
     """,

@@ -9,7 +9,9 @@ import pytest
 
 from perdure import audit, retention
 from perdure.database.engine import Database, Statement
+from perdure.memory import embedding_queries as embedding
 from perdure.memory import import_export_queries as exchange
+from perdure.memory import queries as memory
 from perdure.memory.consolidation import queries as consolidation
 from perdure.observe import queries as observe
 from perdure.sessions import queries as sessions
@@ -117,6 +119,15 @@ _FILL = f"""
         RETURNING memory_id
     )
     INSERT INTO memory_sources SELECT memory_id, session_id, seq FROM memory, messages;
+    INSERT INTO memories (memory_id, user_id, kind, content, importance, value, channels, origin, created_at,
+                          valid_from)
+    SELECT gen_random_uuid(), 'user ' || n, 'fact', 'a fact', 0.5, 0.5, '{{cli}}', 'tool', now(), now()
+    FROM generate_series(1, {_OTHERS}) AS n, generate_series(1, 3);
+    INSERT INTO memory_accesses
+    SELECT memory_id, now() - n * interval '1 minute', gen_random_uuid(), user_id
+    FROM memories, generate_series(1, 3) AS n WHERE user_id <> 'user 0';
+    INSERT INTO hot_memories
+    SELECT DISTINCT ON (user_id) user_id, 1, memory_id, 1, now() FROM memories WHERE user_id <> 'user 0';
 """  # noqa: S608 (constants)
 _LIVE = UUID(f"01900000-0000-7000-8000-0000000{_MANY}")
 
@@ -137,7 +148,7 @@ _GIVEN: dict[str, Any] = {
     "most": 50, "max_runs": 5, "lease_s": 30.0, "backoff_s": 30.0,
     "days": 90, "after": "", "executions": 100,
     "after_session": UUID(int=0), "after_seq": 0, "session_ids": [UUID(int=1), _LIVE],
-    "first": 10,
+    "first": 10, "most_users": 100, "furthest_s": 7_200.0, "most_chars": 99, "vectors_days": 0,
     "own_id": UUID(int=1), "name": "imported", "message": "cancelled", "turn_ids": [], "delivery_ids": [],
 }  # fmt: skip
 _FIRST = {"after": str(UUID(int=0))}
@@ -177,6 +188,9 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (retention.INBOX, _FIRST, 400),
     (retention.USES, {}, 400),
     (retention.DRY_RUNS, {}, 0),
+    (embedding.CLAIM, {"most": 64}, 300),
+    (embedding.MISSING_OF_SESSIONS, {}, 10),
+    (memory.HOT_USERS, {"days": 7}, 400),
     (budgets.TREE, {"root_id": _LIVE}, 2),
     (observe.DUE, {}, 400),
     (observe.AMOUNTS, {}, 600),
