@@ -49,14 +49,18 @@ _TEXTS = f"""
 CLAIM = Statement(
     "embedding.take",
     f"""
-    WITH taken AS (
+    WITH due AS (
+        SELECT ctid FROM unembedded WHERE due_at <= perdure_now()
+        ORDER BY due_at LIMIT %(most)s
+        FOR UPDATE SKIP LOCKED
+    ), misdated AS (
+        SELECT ctid FROM unembedded WHERE due_at > perdure_now() + make_interval(secs => %(furthest_s)s)
+        ORDER BY due_at LIMIT %(most)s - (SELECT count(*) FROM due)
+        FOR UPDATE SKIP LOCKED
+    ), taken AS (
         UPDATE unembedded AS u
         SET due_at = perdure_now() + make_interval(secs => %(lease_s)s), attempts = u.attempts + 1
-        WHERE u.ctid = ANY (ARRAY(
-            SELECT ctid FROM unembedded
-            WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(furthest_s)s)
-            ORDER BY due_at LIMIT %(most)s
-            FOR UPDATE SKIP LOCKED))
+        WHERE u.ctid = ANY (ARRAY(SELECT ctid FROM due UNION ALL SELECT ctid FROM misdated))
         RETURNING u.kind, u.id, u.seq, u.attempts
     )
     {_TEXTS}

@@ -126,6 +126,7 @@ _FILL = f"""
     INSERT INTO memory_accesses
     SELECT memory_id, now() - n * interval '1 minute', gen_random_uuid(), user_id
     FROM memories, generate_series(1, 3) AS n WHERE user_id <> 'user 0';
+    UPDATE unembedded SET due_at = now() + interval '1 hour' WHERE hashtext(id::text) % 100 <> 0;
     INSERT INTO hot_memories
     SELECT DISTINCT ON (user_id) user_id, 1, memory_id, 1, now() FROM memories WHERE user_id <> 'user 0';
 """  # noqa: S608 (constants)
@@ -189,6 +190,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (retention.USES, {}, 400),
     (retention.DRY_RUNS, {}, 0),
     (embedding.CLAIM, {"most": 64}, 300),
+    (embedding.CLAIM, {"most": 10_000}, 3_000),
     (embedding.MISSING_OF_SESSIONS, {}, 10),
     (memory.HOT_USERS, {"days": 7}, 400),
     (budgets.TREE, {"root_id": _LIVE}, 2),
