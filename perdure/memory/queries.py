@@ -114,14 +114,14 @@ WRITE_HOT = Statement(
     """,  # noqa: S608 (constants)
 )
 
-# Deletes accesses that are too old for the ranking.
+# Deletes accesses that are too old for the ranking. A join would read all accesses for each batch.
 FORGET_ACCESSES = Statement(
     "meta.forget_accesses",
     """
-    WITH old AS (
+    DELETE FROM memory_accesses WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM memory_accesses
-        WHERE accessed_at < perdure_now() - make_interval(days => %(days)s) LIMIT %(most)s
-    )
-    DELETE FROM memory_accesses AS a USING old WHERE a.ctid = old.ctid RETURNING 1
+        WHERE accessed_at < perdure_now() - make_interval(days => %(days)s)
+        ORDER BY accessed_at LIMIT %(most)s))
+    RETURNING 1
     """,
 )

@@ -193,6 +193,7 @@ BOUNDED: list[tuple[Statement, dict[str, Any], float]] = [
     (embedding.CLAIM, {"most": 10_000}, 3_000),
     (embedding.MISSING_OF_SESSIONS, {}, 10),
     (memory.HOT_USERS, {"days": 7}, 400),
+    (memory.FORGET_ACCESSES, {"days": -1}, 200),
     (budgets.TREE, {"root_id": _LIVE}, 2),
     (observe.DUE, {}, 400),
     (observe.AMOUNTS, {}, 600),
