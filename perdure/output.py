@@ -18,10 +18,10 @@ import inspect
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.errors import ModelRetry, PerdureError, SettingsError
 from perdure.models.schemas import WithoutTitles, enforceable
@@ -59,7 +59,7 @@ class OutputType:
             declarations.require(False, owner, "output", given, "a type")  # noqa: FBT003 (pydantic takes it for a type)
         try:
             self.adapter: TypeAdapter[Any] = TypeAdapter(given)
-            schema = self.adapter.json_schema(schema_generator=WithoutTitles)
+            schema = self.adapter.json_schema(schema_generator=_OfOutputs)
         except (PydanticUserError, TypeError, NameError) as error:
             raise SettingsError(
                 f"{owner} has output={declarations.shown(given)}; accepted: a model of pydantic, a dataclass, a "
@@ -160,6 +160,13 @@ class OutputType:
                 yield each
         if self._is_wrapped and not found:  # a bare word of an enumeration
             yield text
+
+
+class _OfOutputs(WithoutTitles):
+    """Refuses `Iterable`: pydantic reads its values once, and an output is read again for its JSON and its checks."""
+
+    def generator_schema(self, schema: Any) -> NoReturn:  # noqa: ARG002 (the parent's signature)
+        raise PydanticInvalidForJsonSchema("an Iterable can be read only once; write list[...] in its place")
 
 
 def definition(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -120,6 +120,17 @@ def test_schemas_can_be_enforced(given: Any) -> None:
     assert (schema["type"], schema["additionalProperties"]) == ("object", False)
     body = request_body("m", ModelRequest((Message(Role.USER, "hi"),), output=schema))
     assert body["response_format"]["json_schema"]["strict"] is True
+
+
+class Found(BaseModel):
+    items: Iterable[Item]
+
+
+@pytest.mark.parametrize("given", [Iterable[Item], list[Iterable[int]], Found])
+def test_an_iterable_is_refused(given: Any) -> None:
+    """The check of its values would use them up, so that the answer would be an empty list."""
+    with pytest.raises(SettingsError, match=r"agent 'shop' has output=.*; write list\[...\] in its place"):
+        _of(given)
 
 
 @pytest.mark.parametrize("given", [object(), "Order", lambda: 1, dict[str, "Missing"]])  # type: ignore[name-defined]  # noqa: F821

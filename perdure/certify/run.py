@@ -67,7 +67,7 @@ def certify(
         >>> certify("json")
         Traceback (most recent call last):
             ...
-        perdure.errors.SettingsError: the module is 'json': the module defines no Agent
+        perdure.errors.SettingsError: the module is 'json': the module defines no Agent (it is ...)
     """
     agents, certification = scenarios.load(module)
     plan = scenarios.plan(agents, certification, tools)

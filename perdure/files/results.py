@@ -19,7 +19,7 @@ from perdure.text.patterns import compiled
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that a tool returns, alone or in a list with texts. The model gets it, or a line that describes it.
+    """A file that a tool returns, alone or in a list or tuple with texts. The model gets it or a line about it.
 
     `media_type` only distinguishes kinds of text; what else it is, `data` shows.
 

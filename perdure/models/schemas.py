@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from perdure.models.protocol import ToolSchema
 
@@ -455,3 +456,20 @@ class WithoutTitles(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 (the parent's signature)
         return False
+
+    def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
+        """The schema, without NaN and infinities, such as the default `float("inf")`. They are not JSON."""
+        return dict(_finite(super().generate(schema, mode)))
+
+
+def _finite(schema: Any) -> Any:
+    """The schema without the members whose value has NaN or an infinity."""
+    if isinstance(schema, dict):
+        return {name: _finite(each) for name, each in schema.items() if not _is_infinite(each)}
+    return [_finite(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _is_infinite(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_infinite, value))
+    return isinstance(value, float) and not math.isfinite(value)

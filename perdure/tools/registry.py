@@ -14,8 +14,9 @@ import inspect
 import json
 import logging
 import threading
+import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -248,7 +249,9 @@ class Tool(Generic[P, R]):
                 names the problem and the schema.
         """
         try:
-            model = self._arguments.model_validate(self.load(arguments))
+            # As JSON, of which a strict type accepts the text of a date or the array of a tuple.
+            model = self._arguments.model_validate_json(json.dumps(self.load(arguments)))
+            return {name.removeprefix(_FIELD): _held(model, name) for name in self._arguments.model_fields}
         except ValidationError as error:
             problems = [_problem(item) for item in error.errors(include_url=False, include_context=False)]
             raise self._refusal("; ".join(problems)) from None
@@ -259,7 +262,6 @@ class Tool(Generic[P, R]):
         except untrusted.OF_AUTHORS as error:
             log.exception("a validator of the arguments of tool %s failed, so they are refused", self.name)
             raise self._refusal(untrusted.error_summary(error)) from None
-        return {name.removeprefix(_FIELD): getattr(model, name) for name in self._arguments.model_fields}
 
     def load(self, arguments: str) -> dict[str, Any]:
         """The JSON values that a model wrote, by the names of the arguments. They are not checked.
@@ -318,11 +320,19 @@ class Tool(Generic[P, R]):
         )
 
 
+def _held(arguments: BaseModel, name: str) -> Any:
+    """An argument. What a model gave for an `Iterable` becomes a list: pydantic's iterator could be read only once."""
+    value = getattr(arguments, name)
+    return list(value) if isinstance(value, Iterator) and name in arguments.model_fields_set else value
+
+
 def _described(result: Any, context: ToolContext, limit: int) -> Any:
     """The result of a tool, in which a line stands for each `File`. Only texts are cut, to `limit` characters."""
     if isinstance(result, File):
         return _attached(result, context)
-    if not isinstance(result, list) or not any(isinstance(each, File) for each in result):
+    if isinstance(result, dict) and any(isinstance(each, File) for each in result.values()):
+        raise ValueError("it has a file inside. Return the File, or a list of texts and files")
+    if not isinstance(result, list | tuple) or not any(isinstance(each, File) for each in result):
         return result
     parts = [(_attached(each, context), True) if isinstance(each, File) else (str(each), False) for each in result]
     room = limit - sum(len(line) + 1 for line, is_file in parts if is_file)
@@ -398,7 +408,7 @@ def tool(
 
     def make(given: Callable[..., Any]) -> Tool:
         if not (inspect.isfunction(given) or inspect.ismethod(given)):
-            raise SettingsError(f"the tool {declarations.shown(given)} is not a function")
+            raise SettingsError(f"the tool {declarations.shown(given)} is not a function; {_instead_of(given)}")
         chosen = name if name is not None else given.__name__
         _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
         if probe is not None and not declarations.takes_one(probe):
@@ -495,6 +505,20 @@ def approval_problem(requires_approval: object, approver: object) -> str | None:
     return None
 
 
+def _instead_of(given: object) -> str:
+    """What an author writes in place of a value that is not a function."""
+    if isinstance(given, staticmethod | classmethod):
+        return "write @staticmethod above @tool" if isinstance(given, staticmethod) else _BOUND
+    if isinstance(given, Tool):
+        return "it is a tool already"
+    if callable(given) and not isinstance(given, type):
+        return "write a function (def or async def) that calls it"
+    return "accepted: a function (def or async def) or a bound method"
+
+
+_BOUND = "make the tool of the bound method, such as tool(shop.order)"
+
+
 def _unfit(function: Callable[..., Any], why: str) -> SettingsError:
     return SettingsError(f"the tool {function.__module__}.{function.__qualname__} {why}")
 
@@ -528,10 +552,10 @@ def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) ->
         ) from error
     context_parameters: list[str] = []
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        _check_parameter(function, parameter)
+    for position, parameter in enumerate(inspect.signature(function).parameters.values()):
+        _check_parameter(function, parameter, position)
         annotation = hints[parameter.name]
-        if annotation is ToolContext or typing.get_origin(annotation) is ToolContext:
+        if _is_context(annotation):
             context_parameters.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -546,18 +570,48 @@ def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) ->
         model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)
     except (PydanticUserError, TypeError) as error:
         raise _unfit(
-            function, f"has a parameter that pydantic cannot check: {untrusted.first_line(str(error))}"
+            function, f"has {_culprit(fields, config)} that pydantic cannot check: {_reason(error)}"
         ) from error
     return model, next(iter(context_parameters), None)
 
 
-def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+def _is_context(annotation: Any) -> bool:
+    """Whether the annotation is `ToolContext`, perhaps with the type of `deps`, `Annotated`, an alias, or `| None`."""
+    origin = typing.get_origin(annotation)
+    if hasattr(origin or annotation, "__value__"):  # an alias that the statement `type` has made
+        return _is_context((origin or annotation).__value__)
+    if origin is Annotated:
+        return _is_context(annotation.__origin__)
+    if origin in {typing.Union, types.UnionType}:
+        members = [each for each in typing.get_args(annotation) if each is not types.NoneType]
+        return len(members) == 1 and _is_context(members[0])
+    return (origin or annotation) is ToolContext
+
+
+def _culprit(fields: Mapping[str, Any], config: ConfigDict) -> str:
+    """The first parameter of which pydantic makes no schema."""
+    for name, field_ in fields.items():
+        try:
+            create_model("one", __config__=config, **{name: field_}).model_json_schema(schema_generator=WithoutTitles)
+        except (PydanticUserError, TypeError):
+            return f"the parameter {name.removeprefix(_FIELD)}"
+    return "a parameter"
+
+
+def _reason(error: Exception) -> str:
+    """What pydantic reports of a type, without its advice for the author of a model."""
+    return untrusted.first_line(str(error).partition(". Set `arbitrary_types_allowed")[0])
+
+
+def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter, position: int) -> None:
     match parameter.kind:
         case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.VAR_KEYWORD:
             raise _unfit(function, f"takes {parameter}; a model needs to know each parameter by name")
         case inspect.Parameter.POSITIONAL_ONLY:
             raise _unfit(function, f"has the positional-only parameter {parameter.name}; arguments come by name")
         case inspect.Parameter.POSITIONAL_OR_KEYWORD | inspect.Parameter.KEYWORD_ONLY:
+            if parameter.annotation is parameter.empty and position == 0 and parameter.name in {"self", "cls"}:
+                raise _unfit(function, f"is a method; {_BOUND}")
             if parameter.annotation is parameter.empty:
                 raise _unfit(function, f"has the parameter {parameter.name} without a type annotation")
 
@@ -566,7 +620,9 @@ def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> di
     try:
         schema = arguments.model_json_schema(schema_generator=WithoutTitles)
     except PydanticUserError as error:
-        raise _unfit(function, f"has a parameter without a JSON schema: {untrusted.first_line(str(error))}") from error
+        fields = {name: (each.annotation, each) for name, each in arguments.model_fields.items()}
+        culprit = _culprit(fields, arguments.model_config)
+        raise _unfit(function, f"has {culprit} without a JSON schema: {_reason(error)}") from error
     schema.pop("title", None)
     schema.setdefault("properties", {})
     return schema

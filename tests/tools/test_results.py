@@ -304,6 +304,7 @@ def _attach(file: File) -> str:
         (["a", FILE, "q" * 1_000, "b", FILE], rf"a\n{LINE}\nq+\n\[cut: 1,000 .*\]\n{LINE}"),
         (["q" * 350, "r" * 100, FILE], rf"q{{350}}\n{LINE}"),
         (["a", FILE, {"b": 1}], rf"a\n{LINE}\n\{{'b': 1\}}"),
+        (("a", FILE), rf"a\n{LINE}"),
     ],
 )
 def test_only_texts_are_cut_next_to_files(value: Any, shown: str) -> None:
@@ -312,3 +313,9 @@ def test_only_texts_are_cut_next_to_files(value: Any, shown: str) -> None:
     found = returning(value, max_result_chars=400).call({}, context)
     assert re.fullmatch(shown, found), found
     assert len(found) <= 400
+
+
+def test_a_file_inside_another_object_is_refused() -> None:
+    """The file would not be stored, and its text would be in the transcript."""
+    with pytest.raises(ToolError, match=r"result of type dict cannot be shown: it has a file inside. Return the File,"):
+        returning({"chart": FILE}).call({}, replace(CONTEXT, attach=_attach))
