@@ -40,7 +40,8 @@ class File:
 
 def describe_result(row: Row[Any]) -> str:
     """The line about a file that a tool returned. It names the file, by which `named_in` finds it."""
-    stored = {"type": "image" if row.media_type in IMAGES else "file", **row._asdict()}
+    name = row.name and row.name.replace(_NAMES, ", ")
+    stored = {"type": "image" if row.media_type in IMAGES else "file", **row._asdict(), "name": name}
     return describe(stored, f"file {row.file_id}")
 
 
@@ -53,6 +54,9 @@ def named_in(text: str) -> list[tuple[UUID, int]]:
     return [(UUID(each["id"]), each.end()) for each in found]
 
 
+_NAMES = "; file "
+"""Stands before the id of a file. No name of a file contains it, so that a name does not name another file."""
+
 _NAMED = compiled(
-    r"\[(?:image|file): [^\n\]]{1,400}; file (?P<id>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\]"
+    r"\[(?:image|file): [^\n]{1,400}?; file (?P<id>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\]"
 )

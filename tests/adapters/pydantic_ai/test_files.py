@@ -164,6 +164,14 @@ def test_the_file_of_a_tool_is_stored_once_and_sent_again(harness: Harness) -> N
     assert _returned(model.seen[3]) == ["painted", result.partition("\n")[2]], "it does not fit into the prompt"
 
 
+def test_a_file_may_have_any_name(harness: Harness) -> None:
+    """A name with a bracket, such as that of a second download, does not hide the file or fail the turn."""
+    model = _painting("a cat")
+    _use(harness, _painter(BinaryContent(IMAGE, media_type="image/png", identifier="cat[1].png")), model.model)
+    assert harness.ask("paint")["status"] == "done"
+    assert _returned(model.seen[1]).data == IMAGE
+
+
 def test_the_file_of_a_tool_reaches_a_model_of_perdure(harness: Harness) -> None:
     """On its wire, in the round and in the next turn."""
     harness.agents = Agents([adapt(_painter(BinaryContent(IMAGE, media_type="image/png")), name="assistant")])
