@@ -37,6 +37,7 @@ from perdure.tools.awaited.port import TaskEnded
 from perdure.tools.variables import VariableSet
 from perdure.turns.calls import approvals
 from perdure.turns.calls.awaited import finish
+from perdure.turns.calls.children import value_of
 from perdure.turns.inbox.incoming import Incoming
 from perdure.turns.lease.tenure import Tenure, TurnRow
 from perdure.turns.outcome import (
@@ -389,6 +390,8 @@ class Conversation:
     def _wait(self) -> bool:
         """Run the tasks and external calls that the turn waits for. If it waits in `sleep_until`, advance the clock.
 
+        If it waits in several, the clock advances to the first of their times.
+
         Returns False if the turn still waits because a task or an external tool has no function, or the user no answer.
         """
         asks = (effect for effect in self._store.waiting() if effect.waits_for == "user")
@@ -396,9 +399,11 @@ class Conversation:
         if answered and not self._answer_question(answered[0]):
             return False
         timers = [effect for effect in self._store.waiting() if effect.waits_for == "timer"]
-        self._clock.advance(timedelta(seconds=max((0.0, *(timer.undecided_s for timer in timers)))))
-        for timer in timers:
-            timer.undecided_s = 0.0
+        sleeps = [timer for timer in timers if timer.undecided_s > 0]
+        slept_s = min((timer.undecided_s for timer in sleeps), default=0.0)
+        self._clock.advance(timedelta(seconds=slept_s))
+        for timer in sleeps:
+            timer.undecided_s -= slept_s
         for effect in self._store.waiting():
             if effect.waits_for in {"client", "user"} and self._tasks.has(effect.tool):
                 ended_call = self._tasks.call(effect.tool, load_object(effect.arguments))
@@ -409,7 +414,7 @@ class Conversation:
         while (ended := self._tasks.run()) is not None:
             call, outcome = ended
             finish(self._runtime, call.effect_id, outcome, call.part)
-        return bool(answered) or all(effect.undecided_s <= 0 for effect in self._store.waiting())
+        return bool(answered or sleeps) or all(effect.undecided_s <= 0 for effect in self._store.waiting())
 
     def _answer_question(self, effect: Effect) -> bool:
         """Answer a question of the turn; returns False if the user has no answer."""
@@ -445,9 +450,9 @@ class Conversation:
         self._children[effect.effect_id] = answer = other.ask(asked.task)
         effect.used = None if answer.usage is None else answer.usage.to_dict()
         if answer.status in {"done", "failed"}:
-            data = answer.reply if other._data is None else other._data
             failed = answer.status == "failed"
-            finish(self._runtime, effect.effect_id, TaskEnded(failed=failed, value=answer.reply if failed else data))
+            value = answer.reply if failed else value_of(answer.reply, other._data)
+            finish(self._runtime, effect.effect_id, TaskEnded(failed=failed, value=value))
 
     def _model_of(self, name: str) -> Any:
         return self._models.get(name, self._default_model)
@@ -480,6 +485,7 @@ class Conversation:
         ending = render_error(self._runtime.agents, turn, ending)
         verdict = conclude(self._store, turn, transcript, ending, screens=self._agent.screens)
         self._store.append(turn.turn_id, verdict.messages)
+        self._store.close_calls()
         if isinstance(ending, Failed):
             self._failures.add(len(self._store.messages))
         if verdict.variables is not None:

@@ -79,6 +79,9 @@ class MemoryFiles(Files):
         yield row.content[:most]
 
 
+_LEFT_OPEN = {"intended": "unknown", "asked": "denied", "approved": "failed"}
+"""The statuses of calls that are open when their turn ends, and those that they then have."""
+
 _INTENT = ("position", "tool", "arguments", "effect", "status", "waits_for", "approver")
 
 
@@ -219,7 +222,7 @@ class MemoryStore(Database):
             "turns.is_ending": lambda _: [_Row()],
             "turns.refuse_answer": self._refuse_answer,
             "turns.close_question": self._close_question,
-            "turns.charge_question": lambda _: [],
+            "turns.charge_question": self._charge_question,
             "turns.note_received": lambda _: [],
             "snapshots.kept": lambda _: [_Row(variables=json.dumps(self.variables))],
             "context.past": lambda _: [_Row(past=None)],
@@ -277,6 +280,11 @@ class MemoryStore(Database):
         """Record the user's answer to a question."""
         payload = effect.payload or {}
         effect.payload = {**payload, "said": [*payload.get("said", ()), said]}
+
+    def close_calls(self) -> None:
+        """End the calls that the end of their turn leaves open."""
+        for effect in self.effects.values():
+            effect.status = _LEFT_OPEN.get(effect.status, effect.status)
 
     def awaiting_decision(self) -> list[Effect]:
         return [each for each in self.effects.values() if each.status == "asked"]
@@ -394,6 +402,11 @@ class MemoryStore(Database):
         effect.payload = {**effect.payload, **json.loads(refused["refused"])}
         return []
 
+    def _charge_question(self, charged: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[charged["effect_id"]]
+        effect.payload = {**(effect.payload or {}), **json.loads(charged["used"])}
+        return []
+
     def _close_question(self, closed: Mapping[str, Any]) -> Sequence[object]:
         effect = self.effects[closed["effect_id"]]
         effect.status, effect.result, effect.finished = closed["status"], closed["result"], True
@@ -419,7 +432,9 @@ class MemoryStore(Database):
         return []
 
     def _effects_of_step(self, step: Mapping[str, Any]) -> Sequence[object]:
-        return [each for each in self.effects.values() if each.message_seq == step["message_seq"]]
+        found = [each for each in self.effects.values() if each.message_seq == step["message_seq"]]
+        guards = {each.effect_id: (each.payload or {}).get("used") for each in found if each.waits_for == "user"}
+        return [replace(each, used=guards.get(each.effect_id, each.used)) for each in found]
 
     def _begin_approved(self, step: Mapping[str, Any]) -> Sequence[object]:
         if self.awaiting_decision():

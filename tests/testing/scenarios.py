@@ -364,6 +364,17 @@ SCENARIOS |= {
 }
 
 
+SCENARIOS["a hook changes an approved call"] = Scenario(
+    lambda: assistant(
+        pay, price, before_tool=[lambda made: made.replace(arguments={"cents": 5}) if made.tool == "pay" else None]
+    ),
+    [[call("pay", cents=500), call("price", article="tea")], "Paid."],
+)
+SCENARIOS["a required hook fails before a call waits"] = Scenario(
+    lambda: assistant(pay, on_approval_waiting=[required(fail)]), PAYMENTS
+)
+
+
 def _working_variables() -> Agent:
     @tool(effect="pure")
     def count(by: int, context: ToolContext) -> str:
@@ -428,6 +439,17 @@ SCENARIOS["the limit of an agent that asks another"] = Scenario(
 )
 SCENARIOS["a question that nobody sees"] = Scenario(
     _limited_with_others, [_RESEARCH, call("ask_user", question="Which?"), "Which article?", "Which one?"]
+)
+
+
+class Ruling(BaseModel):
+    reason: str
+    to: float = 0.5
+
+
+SCENARIOS["the data of another agent"] = Scenario(
+    lambda: Agent("assistant", "You help.", [agent_tool(Agent("judge", "You judge.", output=Ruling))]),
+    [call("judge", task="Who?"), '{"reason": "late", "to": 1}', "Half."],
 )
 
 

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
+from uuid import UUID
 
 import pytest
 
 from perdure import (
     Agent,
     Allow,
+    File,
     ModelRetry,
     Refuse,
     Replace,
@@ -32,6 +34,7 @@ from perdure import (
     tool,
 )
 from perdure.errors import Abandoned, GuardRejected, InvalidRequest, ProviderError
+from perdure.files.results import named_in
 from perdure.models.protocol import ModelReply, Role, ToolCall, Usage
 from perdure.settings import Settings, TurnSettings
 from perdure.testing import Call, Conversation, MovedClock, Scripted, ScriptExhausted, ask, call, late
@@ -128,6 +131,25 @@ def test_files_are_sent_to_a_model_that_reads_them() -> None:
     assert "tea.png" in spoken(blind.requests[0])[0].content
     with pytest.raises(InvalidRequest, match="image 1"):
         ask(ASSISTANT, parts=[{"type": "image", "data": "no Base64!"}], model=Scripted())
+
+
+_ANOTHER = "01931e71-20c4-7a05-8f3b-5d0f6a1e9b42"
+
+
+@pytest.mark.parametrize("name", ["tea.png", "tea[1].png", "a]b[.png", f"a; file {_ANOTHER}] [image: b.png", None])
+def test_the_file_of_a_tool_is_sent_whatever_its_name(name: str | None) -> None:
+    """Browsers name a second download `tea[1].png`. A name names no other file."""
+
+    @tool(effect="pure")
+    def chart() -> File:
+        """Draw a chart."""
+        return File(png(), name=name)
+
+    model = Scripted(call("chart"), "Nice.", reads={"image/png"})
+    answer = ask(Agent("painter", "You draw.", [chart]), "Draw!", model=model)
+    [sent] = spoken(model.requests[1])[-1].files
+    assert sent.data == png()
+    assert [each for each, _ in named_in(str(answer.calls[0].result))] == [UUID(str(answer.calls[0].result)[-37:-1])]
 
 
 @pytest.mark.parametrize(
@@ -384,6 +406,16 @@ def test_waits_of_one_step_are_concurrent() -> None:
     assert clock.now() - began < timedelta(seconds=250)
 
 
+def test_each_wait_of_a_step_ends_at_its_time() -> None:
+    """As in the engine, which wakes the turn at the first of the times."""
+    clock = MovedClock()
+    moments = [(clock.now() + timedelta(hours=hours)).replace(microsecond=0) for hours in (20, 10)]
+    model = Scripted([call("sleep_until", moment=moment.isoformat()) for moment in moments], "Good morning.")
+    answer = ask(Agent("assistant", "You wait.", [sleep_until]), "Wait.", model=model, clock=clock)
+    for moment, each in zip(moments, answer.calls, strict=True):
+        assert f"it is {moment:%Y-%m-%dT%H:%M}" in str(each.result)
+
+
 def test_sleep_until_advances_the_clock() -> None:
     """`sleep_until` advances the clock instead of waiting."""
     model = Scripted(call("sleep_until", moment=(datetime.now(UTC) + timedelta(days=2)).isoformat()), "Good morning.")
@@ -428,6 +460,19 @@ def test_questions_to_the_user_are_answered_in_order() -> None:
     answer = ask(waiter, "Tea.", model=Scripted(milk, "Without, then."), answers=never)
     assert answer.calls[0].result == "Error: The user's answers do not fit. They said: perhaps; perhaps; perhaps"
     assert (answer.calls[0].status, len(asked)) == ("failed", 3)
+
+
+def test_what_guards_used_for_an_answer_counts() -> None:
+    """Also for an answer that does not fit, and for one that a guard refuses."""
+
+    def polite(text: str, turn: TurnContext) -> Verdict:
+        return Refuse("Not that.", Usage(4, 4)) if text == "no!" else Allow(Usage(1, 1))
+
+    waiter = Agent("waiter", "You serve.", [ask_user(bool, name="ask_milk")], input_guards=[polite])
+    milk = call("ask_milk", question="Milk?")
+    assert ask(waiter, "Tea.", model=Scripted(milk, "Here."), answers=["hm", "yes"]).usage == Usage(3, 3)
+    answer = ask(waiter, "Tea.", model=Scripted(milk), answers=["hm", "no!"])
+    assert (answer.error_code, answer.usage) == ("GUARD_REJECTED", Usage(6, 6))
 
 
 def test_a_message_steers_the_running_turn() -> None:

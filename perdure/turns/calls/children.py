@@ -15,6 +15,8 @@ row: no process waits for one while it holds the other in the opposite order.
 
 from __future__ import annotations
 
+import json
+from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Executor
@@ -34,5 +36,22 @@ def answer_of(executor: Executor, effect_id: UUID) -> TaskEnded | None:
     if not row.is_settled:
         return None
     if row.status == "done":
-        return TaskEnded(failed=False, value=row.reply if row.data is None else row.data)
+        return TaskEnded(failed=False, value=value_of(row.reply, row.data))
     return TaskEnded(failed=True, value=CANCELLED if row.status == "cancelled" else row.error_message)
+
+
+def value_of(reply: str | None, data: Any) -> Any:
+    """The result of a call: the agent's `reply`, or its `data`, with the members in the order of the reply's JSON.
+
+    The column `data` does not keep this order, which is that of the agent's type.
+
+    >>> value_of('{"why": "late", "refund": true}', {"refund": True, "why": "late"})
+    {'why': 'late', 'refund': True}
+    """
+    if data is None or reply is None:
+        return reply
+    try:
+        written = json.loads(reply)
+    except ValueError:
+        return data
+    return written if written == data else data
