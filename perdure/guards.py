@@ -162,6 +162,8 @@ def guard(
         >>> ask(assistant, "A bomb, please.", model=Scripted("Take some…")).reply
         'No.'
     """
+    for argument, value in (("parallel", parallel), ("required", required)):
+        declarations.require(isinstance(value, bool), "guard()", argument, value, "True or False")
     within = timeout_s is None or declarations.is_seconds(timeout_s)
     declarations.require(within, "guard()", "timeout_s", timeout_s, f"{declarations.SECONDS}, or None")
 

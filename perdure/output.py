@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic_core import SchemaError
 
 from perdure.errors import ModelRetry, PerdureError, SettingsError
 from perdure.models.schemas import WithoutTitles, enforceable
@@ -60,10 +61,10 @@ class OutputType:
         try:
             self.adapter: TypeAdapter[Any] = TypeAdapter(given)
             schema = self.adapter.json_schema(schema_generator=_OfOutputs)
-        except (PydanticUserError, TypeError, NameError) as error:
+        except (PydanticUserError, SchemaError, TypeError, NameError, AttributeError) as error:
             raise SettingsError(
                 f"{owner} has output={declarations.shown(given)}; accepted: a model of pydantic, a dataclass, a "
-                f"TypedDict or another type with a JSON schema ({untrusted.first_line(str(error))})"
+                f"TypedDict or another type with a JSON schema ({declarations.reason(error)})"
             ) from error
         self._is_wrapped = definition(schema).get("type") != "object"
         if self._is_wrapped:

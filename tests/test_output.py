@@ -133,7 +133,17 @@ def test_an_iterable_is_refused(given: Any) -> None:
         _of(given)
 
 
-@pytest.mark.parametrize("given", [object(), "Order", lambda: 1, dict[str, "Missing"]])  # type: ignore[name-defined]  # noqa: F821
+@pytest.mark.parametrize(
+    "given",
+    [
+        object(),
+        "Order",
+        lambda: 1,
+        dict[str, "Missing"],  # type: ignore[name-defined]  # noqa: F821
+        Point(1, 2),
+        Annotated[str, Field(pattern="^(?!x)")],
+    ],
+)
 def test_a_type_without_a_schema_is_refused(given: Any) -> None:
     """The mistake is found where the agent is declared."""
     with pytest.raises(SettingsError, match="agent 'shop' has output="):

@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
+from pydantic_core import SchemaError
+
 from perdure.errors import SettingsError
 from perdure.text.patterns import Pattern
 from perdure.text.untrusted import first_line, is_storable
@@ -92,6 +94,13 @@ def takes_one(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def reason(error: Exception) -> str:
+    """Why pydantic makes no schema of a type, in one line without its advice for the author of a model."""
+    text = str(error).partition(". Set `arbitrary_types_allowed")[0]
+    # A `SchemaError`, such as that of a regular expression, has a line for each level of the schema.
+    return first_line(text.strip().splitlines()[-1] if isinstance(error, SchemaError) else text)
 
 
 def shown(value: object) -> str:

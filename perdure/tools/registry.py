@@ -26,7 +26,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined, SchemaError
 from typing_extensions import ParamSpec, TypeVar
 
 from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
@@ -568,9 +568,9 @@ def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) ->
     config = ConfigDict(extra="forbid", allow_inf_nan=False)
     try:
         model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)
-    except (PydanticUserError, TypeError) as error:
+    except (PydanticUserError, SchemaError, TypeError) as error:
         raise _unfit(
-            function, f"has {_culprit(fields, config)} that pydantic cannot check: {_reason(error)}"
+            function, f"has {_culprit(fields, config)} that pydantic cannot check: {declarations.reason(error)}"
         ) from error
     return model, next(iter(context_parameters), None)
 
@@ -593,14 +593,9 @@ def _culprit(fields: Mapping[str, Any], config: ConfigDict) -> str:
     for name, field_ in fields.items():
         try:
             create_model("one", __config__=config, **{name: field_}).model_json_schema(schema_generator=WithoutTitles)
-        except (PydanticUserError, TypeError):
+        except (PydanticUserError, SchemaError, TypeError):
             return f"the parameter {name.removeprefix(_FIELD)}"
     return "a parameter"
-
-
-def _reason(error: Exception) -> str:
-    """What pydantic reports of a type, without its advice for the author of a model."""
-    return untrusted.first_line(str(error).partition(". Set `arbitrary_types_allowed")[0])
 
 
 def _check_parameter(function: Callable[..., Any], parameter: inspect.Parameter, position: int) -> None:
@@ -622,7 +617,7 @@ def _json_schema(function: Callable[..., Any], arguments: type[BaseModel]) -> di
     except PydanticUserError as error:
         fields = {name: (each.annotation, each) for name, each in arguments.model_fields.items()}
         culprit = _culprit(fields, arguments.model_config)
-        raise _unfit(function, f"has {culprit} without a JSON schema: {_reason(error)}") from error
+        raise _unfit(function, f"has {culprit} without a JSON schema: {declarations.reason(error)}") from error
     schema.pop("title", None)
     schema.setdefault("properties", {})
     return schema

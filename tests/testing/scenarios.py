@@ -290,6 +290,11 @@ SCENARIOS["hooks that change"] = Scenario(
     [*PRICED, "Really?"],
     texts=("hello", "again"),
 )
+SCENARIOS["a refusal without a message"] = Scenario(
+    lambda: assistant(input_guards=[lambda _, turn: Refuse("" if turn.text == "hello" else " ")]),
+    [],
+    texts=("hello", "again"),
+)
 SCENARIOS["guards"] = Scenario(
     lambda: assistant(input_guards=[_quiet], output_guards=[_quiet]),
     ["hello you", "never", "fine"],

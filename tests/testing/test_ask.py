@@ -462,6 +462,13 @@ def test_questions_to_the_user_are_answered_in_order() -> None:
     assert (answer.calls[0].status, len(asked)) == ("failed", 3)
 
 
+def test_a_refusal_without_a_message_has_one() -> None:
+    """A chat service refuses an empty message. The guard refuses nevertheless."""
+    silent = Agent("silent", "You sell tea.", input_guards=[guard(required=False)(lambda *_: Refuse(""))])
+    answer = ask(silent, "Tea.", model=Scripted())
+    assert (answer.error_code, answer.reply) == ("GUARD_REJECTED", "I cannot answer this (GUARD_REJECTED).")
+
+
 def test_what_guards_used_for_an_answer_counts() -> None:
     """Also for an answer that does not fit, and for one that a guard refuses."""
 

@@ -246,6 +246,8 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: P.McpServer("s", connect_timeout_s=None, **_MCP), "has connect_timeout_s=None"),
     (lambda: P.McpServer("s", max_result_chars="5", **_MCP), "has max_result_chars='5'"),
     (lambda: P.required(5), "required() has function=5"),
+    (lambda: P.guard(parallel="no"), "guard() has parallel='no'; accepted: True or False"),
+    (lambda: P.guard(required=None), "guard() has required=None; accepted: True or False"),
     (lambda: P.required(without_parameters), "has function=the function without_parameters"),
     (lambda: P.ErrorTexts(["Late."]), "ErrorTexts has by_code=['Late.']"),
     (lambda: P.ErrorTexts({"TIMEOUT": 5}), "ErrorTexts has by_code={'TIMEOUT': 5}"),

@@ -358,6 +358,11 @@ def unfit(a: threading.Lock) -> str:
     return ""
 
 
+def look_around(number: int, text: Annotated[str, Field(pattern="^(?!x)")]) -> str:
+    """A function with a regular expression that pydantic does not support."""
+    return f"{number} {text}"
+
+
 def callback(a: Callable[[], None]) -> str:
     """A function with a parameter that has no JSON schema."""
     return ""
@@ -395,6 +400,7 @@ def greeting(name: str) -> str:
         (unresolved, "cannot be resolved"),
         (unfit, "parameter a that pydantic cannot check: .* schema for <.*lock'?>$"),
         (callback, "parameter a without a JSON schema"),
+        (look_around, "parameter text that pydantic cannot check: error: look-around.* is not supported$"),
         (two_contexts, "two parameters of type ToolContext: a, b"),
         (undocumented, "has no docstring"),
         (Guest, "is not a function"),

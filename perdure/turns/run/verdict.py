@@ -264,7 +264,12 @@ def keep_received(executor: Executor, turn: TurnRow, ending: Ending) -> None:
 
 
 def render_error(agents: Agents, turn: TurnRow, ending: Ending) -> Ending:
-    """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message."""
+    """Return `ending`. If the agent has its own message for a failed turn's error, the result has that message.
+
+    An error of an author, such as `GuardRejected("")`, may have no message; the user reads its code.
+    """
+    if isinstance(ending, Failed) and not ending.error.message.strip():
+        ending = replace(ending, error=reworded(ending.error, f"I cannot answer this ({ending.error.code})."))
     agent = agents.find(turn.agent)
     if not isinstance(ending, Failed) or agent is None or agent.error_messages is None:
         return ending
