@@ -245,7 +245,7 @@ class AdaptedTurn(Turn):
         if isinstance(error, Aborted) and self._tenure.stopping.is_set():
             raise Interrupted from error
         raised, known = self._model_error
-        found = known if error is raised and known is not None else errors.of_run(error)
+        found = known if error is raised and known is not None else errors.of_run(error, self._runtime.clock)
         if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
             log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
             self._text.rewind()
@@ -619,7 +619,7 @@ class AdaptedTurn(Turn):
         except PerdureError:
             raise
         except Exception as error:
-            found = errors.of_model(error)
+            found = errors.of_model(error, self._runtime.clock)
             if found is None:
                 raise
             part.rewind()

@@ -12,13 +12,15 @@ What the vendor said decides, by the table of `perdure.models.providers.errors`,
     an error in a stream, without a status           by the code and the message
     an unreadable response                           InvalidResponse
     a request that the adapter itself refuses        ProviderError, not transient
+
+`of_api` is for errors of models that have a client of their own.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import httpx2
 from pydantic_ai.exceptions import (
@@ -51,6 +53,22 @@ _DEEPEST = 4
 """The most members `error` within one another whose names are read."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a request's HTTP response said: its status, its headers, and the beginning of its body."""
+
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    received: str = ""
+
+    @classmethod
+    def by(cls, http: HttpExchange) -> _Seen:
+        return cls(http.status, http.headers, http.exchange.received.decode(errors="replace"))
+
+
+_NOTHING = _Seen()
+
+
 def adaptation(
     error: Exception, http: HttpExchange, clock: Clock, quirks: Quirks, kinds: Sequence[str]
 ) -> Adaptation | None:
@@ -59,7 +77,7 @@ def adaptation(
     Returns `None` if the error is no such refusal.
     """
     if isinstance(error, ModelHTTPError):
-        failure = failure_of(error, http)
+        failure = _failure_of(error, _Seen.by(http))
         if not isinstance(error_of(failure, clock), ProviderError):
             return None
         files = endpoint.without_files(quirks, failure.said, kinds) if failure.status in _REFUSALS else None
@@ -72,17 +90,22 @@ def adaptation(
 
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:
     """The error of perdure for `error`, which is logged."""
-    found = http.failure or _of(error, http, clock)
+    seen = _Seen.by(http)
+    found = http.failure or _of(error, seen, clock)
     if http.reported is not None:
         return http.exchange.log_failure(found, http.reported)
-    status = http.status if http.status is not None and httpx2.codes.is_error(http.status) else None
-    said = failure_of(error, http).message if isinstance(error, ModelHTTPError) else ""
+    status = seen.status if seen.status is not None and httpx2.codes.is_error(seen.status) else None
+    said = _failure_of(error, seen).message if isinstance(error, ModelHTTPError) else ""
     code = error.provider_error_code if isinstance(error, ModelAPIError) else None
-    received = http.exchange.received.decode(errors="replace")
-    return http.exchange.log_failure(found, ProviderFailure(status, code, said or received, http.headers))
+    return http.exchange.log_failure(found, ProviderFailure(status, code, said or seen.received, seen.headers))
 
 
-def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # noqa: C901, PLR0911 (a table)
+def of_api(error: ModelAPIError, clock: Clock) -> PerdureError:
+    """The error of perdure for `error`, of whose HTTP response only the error itself is known."""
+    return _of(error, _NOTHING, clock)
+
+
+def _of(error: Exception, seen: _Seen, clock: Clock) -> PerdureError:  # noqa: C901, PLR0911 (a table)
     match error:
         case PerdureError():
             return error
@@ -95,29 +118,29 @@ def _of(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:  # 
         case ModelConnectionError():
             return connection_error(None)
         case ModelHTTPError():
-            return error_of(failure_of(error, http), clock)
+            return error_of(_failure_of(error, seen), clock)
         case ModelAPIError() if error.in_stream or error.body is not None:
-            return error_of(failure_of(error, http), clock)
-        case ModelAPIError() if http.status is None and "decode" not in error.message:
+            return error_of(_failure_of(error, seen), clock)
+        case ModelAPIError() if seen.status is None and "decode" not in error.message:
             return connection_error(None)
         case UserError():
             return ProviderError(f"The model cannot be asked this: {error.message}", transient=False)
-        case _ if http.status is not None and httpx2.codes.is_error(http.status):  # the SDK cannot read its body
-            return error_of(ProviderFailure(http.status, None, "", http.headers), clock)
+        case _ if seen.status is not None and httpx2.codes.is_error(seen.status):  # the SDK cannot read its body
+            return error_of(ProviderFailure(seen.status, None, "", seen.headers), clock)
         case _:  # the SDK or pydantic-ai stumbled over what the server sent
             return InvalidResponse("The model's server sent something that cannot be read.")
 
 
-def failure_of(error: ModelAPIError, http: HttpExchange) -> ProviderFailure:
+def _failure_of(error: ModelAPIError, seen: _Seen) -> ProviderFailure:
     """What the provider said, in the form of the own wires."""
     status = error.status_code if isinstance(error, ModelHTTPError) and not error.in_stream else None
-    headers = dict(http.headers)
+    headers = dict(seen.headers)
     if error.retry_after is not None and not {"retry-after", "retry-after-ms"} & headers.keys():
         headers["retry-after"] = str(error.retry_after)  # from the body
     told = failure_in(_lowered(_parsed(error.body)), status, headers)
     code, kind = told.code or error.provider_error_code, told.type or error.provider_error_type
-    received = http.exchange.received.decode(errors="replace")  # the SDK keeps only the member `error`
-    return replace(told, code=code, message=told.message or f"{error.message}; {received}", type=kind)
+    said = told.message or f"{error.message}; {seen.received}"  # the SDK keeps only the member `error`
+    return replace(told, code=code, message=said, type=kind)
 
 
 def _parsed(body: object) -> object:
