@@ -30,7 +30,7 @@ _CODES = {
     503: "ServiceUnavailableException",
 }
 _STREAM_CODES = {429: "throttlingException", 503: "serviceUnavailableException"}
-_SIGNATURE = "c2ln"
+SIGNATURE = "c2ln"
 _ENDLESS = 4 * 1024**2
 
 
@@ -86,7 +86,7 @@ def _block_problems(contents: Sequence[Sequence[Wire]]) -> Iterator[str]:
 
 def _is_signed(block: Wire) -> bool:
     text = block["reasoningContent"].get("reasoningText", {})
-    return bool(text.get("signature") == _SIGNATURE)
+    return bool(text.get("signature") == SIGNATURE)
 
 
 def _tools(body: Wire) -> list[Wire]:
@@ -145,7 +145,7 @@ class BedrockServer(ProviderServer):
         events: list[tuple[str, Any]] = [("messageStart", {"role": "assistant"})]
         at = 0
         if self.thinks:
-            thoughts: Sequence[Wire] = ({"text": "Let me think."}, {"signature": _SIGNATURE})
+            thoughts: Sequence[Wire] = ({"text": "Let me think."}, {"signature": SIGNATURE})
             events += _block(at, [{"reasoningContent": each} for each in thoughts])
             at += 1
         if answer.text:

@@ -29,6 +29,8 @@ The reports, by test:
     the order of roles              zed-industries/zed#37021, mistralai/mistral-vibe#578,
                                     NousResearch/hermes-agent#20154, vllm-project/vllm#6862, google/adk-python#1373
     thoughts that are refused       janhq/jan#8136, NousResearch/hermes-agent#11089
+    signatures that are refused     google-gemini/gemini-cli#13467, charmbracelet/crush#1698, decolua/9router#301,
+                                    CommonstackAI/UncommonRoute#19
 """
 
 from __future__ import annotations
@@ -571,3 +573,25 @@ def test_thoughts_that_a_server_refuses_are_left_out(server: OpenAIServer) -> No
     assert made.respond(ModelRequest((asked, replied, result), (tool,)), new_call()).content == "1"
     made.close()
     assert "reasoning_content" not in json.dumps(server.requests[-1]["messages"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Corrupted thought signature.",
+        "Unable to submit request because Thought signature is not valid..",
+        "messages.3.content.3: Invalid `signature` in `thinking` block",
+    ],
+)
+def test_signatures_that_a_server_refuses_are_left_out(server: OpenAIServer, said: str) -> None:
+    """They end with an account or a key. The conversation goes on without them, and later ones are kept."""
+    model = made_of(server, "own")
+    signed = {"id": "a", "type": "function", "function": {"name": "calculator", "arguments": ONE}}
+    signed["extra_content"] = {"google": {"thought_signature": "c2ln"}}
+    server.script(Chunks([fragment(**signed), CALLS]), Status(400, message=said), Answer("Yes."), Answer("Yes."))
+    reply = ask(model, QUESTION)
+    said_before = Message(Role.ASSISTANT, "", reply.tool_calls, opaque=reply.opaque)
+    for _ in range(2):
+        assert ask(model, QUESTION, said_before, Message(Role.TOOL, "1", tool_call_id="a")).content == "Yes."
+    assert ["c2ln" in json.dumps(each) for each in server.requests] == [False, True, False, True]
+    model.close()

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import __version__
 from pydantic_ai.messages import (
     BinaryContent,
+    FilePart,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelRequest,
@@ -214,6 +215,18 @@ def history(
         Unreadable: a row of the turn `strictly` cannot be read.
     """
     return [message for turn in turns for message in _of_turn(turn, told, data, is_strict=turn[0].turn_id == strictly)]
+
+
+def without_signatures(found: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """The messages without thoughts, and without what else only the sender of a reply can read, such as signatures."""
+    bare = [_bare(each) if isinstance(each, ModelResponse) else each for each in found]
+    return [each for each in bare if each.parts]
+
+
+def _bare(response: ModelResponse) -> ModelResponse:
+    kept = [part for part in response.parts if isinstance(part, TextPart | ToolCallPart | FilePart)]
+    parts = [replace(part, id=None, provider_name=None, provider_details=None) for part in kept]
+    return replace(response, parts=parts, provider_details=None, provider_response_id=None)
 
 
 def _of_turn(

@@ -74,6 +74,7 @@ from perdure.errors import (
 from perdure.files.kinds import IMAGES, PDF
 from perdure.ids import new_id
 from perdure.models import endings, endpoints
+from perdure.models.adapted.errors import refuses_own_parts
 from perdure.models.adapted.messages import finish_reason
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, name_of, read_by
@@ -182,6 +183,8 @@ class AdaptedTurn(Turn):
         self._lesson = Lesson(runtime.windows, endpoints.canonical(name_of(self._asked), runtime.settings))
         self._halvings = 0
         self._too_long: ContextTooLong | None = None
+        self._forgets = False
+        """Whether the provider has refused the signatures of its own earlier replies."""
         self._size: tuple[int, int, str | None] = (0, 0, None)
         self._tokens = 0
         self._fallback_waits = False
@@ -246,13 +249,23 @@ class AdaptedTurn(Turn):
             raise Interrupted from error
         raised, known = self._model_error
         found = known if error is raised and known is not None else errors.of_run(error, self._runtime.clock)
-        if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
-            log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
+        if self._may_ask_otherwise(error, found):
             self._text.rewind()
-            self._halvings += 1
-            self._too_long = found
             return None
         raise found or error
+
+    def _may_ask_otherwise(self, error: Exception, found: Exception | None) -> bool:
+        """Whether the agent runs again with a prompt without what the model refused."""
+        if not self._forgets and refuses_own_parts(error):
+            log.warning("turn %s: the model refused its own signatures, and is asked again without", self._row.turn_id)
+            self._forgets = True
+            return True
+        if isinstance(found, ContextTooLong) and self._halvings < MOST_HALVINGS:
+            log.info("turn %s: its prompt is too long: %s", self._row.turn_id, loggable(found))
+            self._halvings += 1
+            self._too_long = found
+            return True
+        return False
 
     def _given(self) -> tuple[str | list[UserContent] | None, list[ModelMessage], str | None]:
         """The prompt, the messages before it, and the instructions of a run: smaller ones after one was too long.
@@ -724,9 +737,14 @@ class AdaptedTurn(Turn):
             "\n".join(each.content for each in asked), built
         )
         if len(asked) == len(fitting.present):
-            return self.prompt, [*messages.history(earlier, strictly=None, told=told, data=data), *note]
+            before = messages.history(earlier, strictly=None, told=told, data=data)
+            return self.prompt, self._sent_back([*before, *note])
         before = messages.history(earlier, strictly=strictly, told=told, data=data)
-        return None, [*before, *note, *messages.history([fitting.present], strictly=strictly, told=told, data=data)]
+        present = messages.history([fitting.present], strictly=strictly, told=told, data=data)
+        return None, self._sent_back([*before, *note, *present])
+
+    def _sent_back(self, history: list[ModelMessage]) -> list[ModelMessage]:
+        return messages.without_signatures(history) if self._forgets else history
 
     def _rendered(
         self, fitting: Told, built: Prompt | None

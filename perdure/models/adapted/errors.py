@@ -45,7 +45,7 @@ from perdure.errors import (
 )
 from perdure.models.adapted.http import HttpExchange
 from perdure.models.providers import endpoint
-from perdure.models.providers.endpoint import Adaptation, Quirks
+from perdure.models.providers.endpoint import FORGETFUL, Adaptation, Quirks
 from perdure.models.providers.errors import ProviderFailure, connection_error, error_of, failure_in
 
 _REFUSALS = (400, 404, 415, 422)
@@ -72,20 +72,31 @@ _NOTHING = _Seen()
 def adaptation(
     error: Exception, http: HttpExchange, clock: Clock, quirks: Quirks, kinds: Sequence[str]
 ) -> Adaptation | None:
-    """How a prompt with files of these kinds is sent again if an option was refused, or the files, also by pydantic-ai.
+    """How a prompt with files of these kinds is sent again if the server refused an option, files or its own parts.
 
-    Returns `None` if the error is no such refusal.
+    pydantic-ai may refuse files, too. Returns `None` if the error is no such refusal.
     """
     if isinstance(error, ModelHTTPError):
         failure = _failure_of(error, _Seen.by(http))
         if not isinstance(error_of(failure, clock), ProviderError):
             return None
-        files = endpoint.without_files(quirks, failure.said, kinds) if failure.status in _REFUSALS else None
-        return files or http.repairs.of_refusal(http.sent, failure)
+        if failure.status in _REFUSALS:
+            if not quirks.forgets and endpoint.refuses_own_parts(failure.said):
+                return Adaptation(quirks | FORGETFUL, "its own signatures", lasting=False)
+            if (files := endpoint.without_files(quirks, failure.said, kinds)) is not None:
+                return files
+        return http.repairs.of_refusal(http.sent, failure)
     is_unsent = isinstance(error, NotImplementedError | UserError) or "is not supported" in str(error)
     if not kinds or http.status is not None or not is_unsent or not quirks.reads:
         return None
     return Adaptation(replace(quirks, reads=frozenset()), "the files of a message", lasting=False)
+
+
+def refuses_own_parts(error: Exception) -> bool:
+    """Whether the provider refuses signatures, or other opaque parts, of its own earlier replies."""
+    if not isinstance(error, ModelHTTPError) or error.status_code not in _REFUSALS:
+        return False
+    return endpoint.refuses_own_parts(_failure_of(error, _NOTHING).said)
 
 
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:

@@ -70,9 +70,11 @@ def _carries_more(part: ModelResponsePart) -> bool:
 
 
 def prompt(
-    messages: Sequence[Message], names: WireNames, sender: Sender, reads: Collection[str] = ()
+    messages: Sequence[Message], names: WireNames, sender: Sender | None, reads: Collection[str] = ()
 ) -> list[ModelMessage]:
     """The messages for a model of `sender`, which reads files of the media types in `reads`.
+
+    No response is sent as it was stored if `sender` is `None`.
 
     Requests and responses alternate; the first and the last are requests.
     """
@@ -130,7 +132,7 @@ def _content(message: Message, reads: Collection[str]) -> str | list[UserContent
     return [each if isinstance(each, str) else BinaryContent(each.data, media_type=each.media_type) for each in pieces]
 
 
-def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) -> ModelResponse:
+def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender | None) -> ModelResponse:
     wire_ids = [ids.assign(call.id) for call in message.tool_calls]
     stored = _stored(message, names, sender)
     if stored is None:
@@ -148,10 +150,12 @@ def _response(message: Message, names: WireNames, ids: WireIds, sender: Sender) 
     return replace(stored, parts=parts)
 
 
-def _stored(message: Message, names: WireNames, sender: Sender) -> ModelResponse | None:
+def _stored(message: Message, names: WireNames, sender: Sender | None) -> ModelResponse | None:
     """The response as its sender sent it; `None` if it is another's, unreadable, or not the message any more."""
     opaque = message.opaque
-    if opaque is None or not opaque.is_from(sender.endpoint, sender.family) or PART not in opaque.parts:
+    if opaque is None or sender is None or not opaque.is_from(sender.endpoint, sender.family):
+        return None
+    if PART not in opaque.parts:
         return None
     try:
         (response,) = ModelMessagesTypeAdapter.validate_json(opaque.parts[PART])

@@ -150,7 +150,8 @@ class AdaptedModel:
         kinds = kinds_of(file.media_type for each in request.messages for file in each.files)
         is_whole = False
         while True:
-            messages = model.prepare_messages(prompt(request.messages, names, self._sender, quirks.reads), parameters)
+            sender = None if quirks.forgets else self._sender
+            messages = model.prepare_messages(prompt(request.messages, names, sender, quirks.reads), parameters)
             noted = Exchange(self.name, self._endpoint.may_be_quoted, bool(self._endpoint.show_received))
             exchange = http.HttpExchange(call, noted, Repairs(quirks, self._clock), is_whole)
             stream = model.request_stream(messages, _settings(request, names, model, call), parameters)

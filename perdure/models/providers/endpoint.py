@@ -66,6 +66,7 @@ class Quirks:
 
 
 NO_QUIRKS = Quirks()
+FORGETFUL = Quirks(forgets=True)
 
 _OF_HOSTS = {
     "api.openai.com": Quirks(renames={"max_tokens": "max_completion_tokens"}),
@@ -215,6 +216,16 @@ _ABOUT_ROLES = (
 """Parts of messages that refuse the places of messages, as templates of models for chats do."""
 _ABOUT_BLANKS = ("non-empty", "nonempty", "not be empty", "cannot be empty", "is blank", "not be blank")
 """Parts of messages that refuse blank texts."""
+_OWN_PARTS = ("signature", "encrypted content", "encrypted_content", "type 'reasoning'", "'reasoning' item", "'rs_")
+_ABOUT_OWN_PARTS = (
+    "not valid",
+    "not be verified",
+    "not be decrypted",
+    "cannot be decrypted",
+    "its required",
+    "not found",
+)
+"""Parts of messages that together refuse signatures, encrypted thoughts, or their places."""
 _REFUSES = ("unsupported", "not support", "validation error", *_ABOUT_ROLES)
 _UNSUPPORTED = (
     "support", "permitted", "allowed", "recogni", "unknown", "unexpected", "extra", "additional", "invalid parameter",
@@ -317,19 +328,30 @@ def without_files(quirks: Quirks, said: str, kinds: Iterable[str]) -> Adaptation
     return None
 
 
+def refuses_own_parts(said: str) -> bool:
+    """Whether a server refuses opaque parts that it sent itself, perhaps to another account, with the texts `said`."""
+    is_about_them = any(each in said for each in _OWN_PARTS)
+    return is_about_them and (
+        any(each in said for each in _ABOUT_OWN_PARTS) or bool(_words(said) & {"invalid", "corrupted"})
+    )
+
+
+def _words(said: str) -> set[str]:
+    return set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
+
+
 def _without_members(
     quirks: Quirks, said: str, body: Mapping[str, Any], required: Collection[str]
 ) -> Adaptation | None:
-    words = set("".join(each if each.isalnum() or each == "_" else " " for each in said).split())
+    words = _words(said)
     is_long = "too long" in said and ("].id" in said or "tool_call_id" in said)
     is_missing = bool(words & {"missing", "must", "required"}) and not any(each in said for each in _UNSUPPORTED)
-    forgets = "signature" in said and bool(words & {"invalid", "corrupted"})  # of another account, perhaps
     # The calls of another model have no thoughts before them.
     pauses = "redacted_thinking" in words and "thinking" in body
     for applies, difference, what, lasting in (
         ("length of 9" in said, Quirks(ids=NINE_CHARACTERS, translates_own_ids=True), "the form of call ids", True),
         (is_long, Quirks(translates_own_ids=True), "the form of call ids", True),
-        (forgets, Quirks(forgets=True), "its own signatures", False),
+        (refuses_own_parts(said), FORGETFUL, "its own signatures", False),
         (pauses, Quirks(omits=frozenset({"thinking"})), "thinking", False),
         *(
             (is_missing and name in words, each, f"replies without {name}", True)

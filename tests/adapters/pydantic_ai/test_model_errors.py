@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 import pytest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai.messages import ModelRequest, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -17,7 +19,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
-from perdure import adapt
+from perdure import adapt, effect
 from perdure.adapters.pydantic_ai import errors
 from perdure.agents import Agents
 from perdure.clock import SystemClock
@@ -30,9 +32,11 @@ from perdure.errors import (
     RateLimited,
 )
 from perdure.models.adapted import event_loop
+from perdure.turns.lease.claim import Ran
+from tests.models.adapted.test_adapted_suite import BlocksServer
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import Answer, OpenAIServer
-from tests.models.server import Broken, ProviderServer, Status
+from tests.models.server import Broken, Call, ProviderServer, Status
 from tests.turns.harness import Harness
 
 KEY = "sk-of-the-tests"
@@ -44,8 +48,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[ProviderServer]:
         yield running
 
 
-@pytest.fixture
-def model(server: ProviderServer) -> Iterator[Model[Any]]:
+@contextmanager
+def model_of(server: ProviderServer) -> Iterator[Model[Any]]:
     """A model of pydantic-ai, with a client of its own."""
     connections = httpx2.AsyncClient()
     given: dict[str, Any] = {"base_url": server.base_url, "api_key": KEY, "http_client": connections}
@@ -56,6 +60,12 @@ def model(server: ProviderServer) -> Iterator[Model[Any]]:
     on_the_loop(connections.aclose())
 
 
+@pytest.fixture
+def model(server: ProviderServer) -> Iterator[Model[Any]]:
+    with model_of(server) as made:
+        yield made
+
+
 def on_the_loop(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run_coroutine_threadsafe(work, event_loop.running()).result(10)
 
@@ -64,7 +74,7 @@ def error_of(model: Model[Any]) -> PerdureError | None:
     """The error of perdure for that of a request."""
 
     async def request() -> None:
-        asked = [ModelRequest(parts=[UserPromptPart("hello")])]
+        asked: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart("hello")])]
         settings = ModelSettings(max_retries=0)
         async with model.request_stream(asked, settings, ModelRequestParameters()) as stream:
             async for _ in stream:
@@ -139,3 +149,36 @@ def test_a_filtered_prompt_is_no_failure_of_the_provider(
     turn = harness.ask("what may not be asked")
     assert (turn["status"], turn["error"]["code"]) == ("failed", "CONTENT_FILTERED")
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_signatures_that_their_sender_refuses_are_left_out(harness: Harness, *, crashes: bool) -> None:
+    """They end with an account or a key: the conversation goes on without them, also within a turn."""
+    with BlocksServer() as server, model_of(server) as made:
+        bare = PydanticAgent(made, name="assistant")
+
+        @bare.tool_plain(metadata=effect("pure"))
+        def look() -> str:
+            """Look."""
+            return "seen"
+
+        harness.agents = Agents([adapt(bare)])
+        server.thinks = True
+        server.script(Answer(calls=[Call("look", "{}", "c1")]))
+        sent = harness.send()
+        if crashes:
+            with harness.crashing("before", "turns.step", 2):
+                harness.run(sent.session_id)
+            harness.move(31)
+        else:
+            assert harness.run(sent.session_id) == Ran(1)
+            sent = harness.send("and now?")
+        server.thinks = False
+        server.script(Status(400, message="messages.1.content.0: Invalid `signature` in `thinking` block"))
+        server.script(Answer("Fine."))
+        assert harness.run(sent.session_id) == Ran(1)
+        assert harness.turn(sent.turn_id)["reply"]["text"] == "Fine."
+        refused, last = (json.dumps(each["messages"]) for each in server.requests[-2:])
+        assert "signature" in refused
+        assert "signature" not in last
+        assert "seen" in last

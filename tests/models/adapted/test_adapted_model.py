@@ -43,9 +43,12 @@ from perdure.models.providers.endpoint import Endpoint
 from perdure.models.resolve import resolve
 from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
-from tests.models.adapted.test_adapted_suite import GroqServer, MistralServer, adapted
+from tests.models.adapted.test_adapted_suite import BlocksServer, GroqServer, MistralServer, adapted
+from tests.models.anthropic_server import THOUGHTS
+from tests.models.bedrock_server import SIGNATURE, BedrockServer
 from tests.models.gemini_server import GeminiServer, signature_of
 from tests.models.openai_server import OpenAIServer, chunk
+from tests.models.responses_server import REASONING, ResponsesServer
 from tests.models.server import Answer, Call, Chunks, Raw, Status, Wire
 
 
@@ -91,6 +94,61 @@ def answered(reply: ModelReply) -> list[Message]:
 
 
 # --- what a provider needs back
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "said", "signature"),
+    [
+        pytest.param(
+            "google:gemini-3-pro", GeminiServer, "Corrupted thought signature.", signature_of("call_1"), id="Gemini"
+        ),
+        pytest.param(
+            "google:gemini-3-pro", GeminiServer, "Thought signature is not valid..", signature_of("call_1"), id="Vertex"
+        ),
+        pytest.param(
+            "openai-responses:gpt-5",
+            ResponsesServer,
+            "The encrypted content gAAA...DQ== could not be verified.",
+            REASONING["encrypted_content"],
+            id="Responses",
+        ),
+        pytest.param(
+            "openai-responses:gpt-5",
+            ResponsesServer,
+            "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+            REASONING["encrypted_content"],
+            id="a place",
+        ),
+        pytest.param(
+            "anthropic:claude-opus-4-5",
+            BlocksServer,
+            "messages.1.content.0: Invalid `signature` in `thinking` block",
+            THOUGHTS["signature"],
+            id="Anthropic",
+        ),
+        pytest.param(
+            "bedrock:us.anthropic.claude-opus-4-5-20251101-v1:0",
+            BedrockServer,
+            "messages.1.content.0: Invalid `signature` in `thinking` block",
+            SIGNATURE,
+            id="Bedrock",
+        ),
+    ],
+)
+def test_signatures_that_their_sender_refuses_are_left_out(name: str, made: Any, said: str, signature: str) -> None:
+    """Signatures end with an account, a region or a key. The conversation goes on without them."""
+    with made() as server:
+        url = server.base_url.removesuffix("/v1") if made is BlocksServer else server.base_url
+        model = adapted(kind := name.partition(":")[0], url, name.removeprefix(f"{kind}:"))
+        server.thinks = True
+        reply = ask(model, QUESTION)
+        server.thinks = False
+        server.script(Status(400, message=said), Answer("89"))
+        assert ask(model, QUESTION, *answered(reply), Message(Role.USER, "And now?")).content == "89"
+        sent = [json.dumps(each) for each in server.requests]
+        assert [f'"{signature}"' in each for each in sent] == [False, True, False]
+        assert '"89"' in sent[2]
+        model.close()
 
 
 @pytest.mark.long
