@@ -9,7 +9,8 @@ The reports, by test:
     ids that repeat                 HKUDS/nanobot#4473, HKUDS/nanobot#3943, QwenLM/qwen-code#8382, can1357/oh-my-pi#2055
     blank texts                     anomalyco/opencode#17395, NousResearch/hermes-agent#9486, #55092,
                                     requestyai/ai-sdk-requesty#1
-    a pause in the body             AtomicBot-ai/atomic-agent#106, Aider-AI/aider#3694, dcdpr/jp#1061
+    a pause in the body             AtomicBot-ai/atomic-agent#106, Aider-AI/aider#3694, dcdpr/jp#1061,
+                                    Tracer-Cloud/opensre#3171, dirge-code/dirge#719, everruns/everruns#2280
     a malformed call                pydantic/pydantic-ai#631, google-gemini/gemini-cli#12674, mastra-ai/mastra#20302
     other tags of thoughts          RooCodeInc/Roo-Code#8522, open-webui/open-webui#16856, Vali-98/ChatterUI#510
     arguments encoded twice         huggingface/smolagents#1003, tailcallhq/forgecode#2764, openclaw/openclaw#40425
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -426,6 +428,43 @@ def test_the_pause_may_be_in_the_body(model: Made, server: OpenAIServer, step: C
     with pytest.raises(RateLimited) as caught:
         ask(model, QUESTION)
     assert caught.value.retry_after_s == 45.5
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [
+        ({"message": "Rate limit reached (TPM): Limit 30000, Used 29000. Please try again in 2.5s. Visit us."}, 2.5),
+        ({"message": "Please try again in 94ms."}, 0.094),
+        ({"message": "Please try again in 1m26.4s."}, 86.4),
+        ({"message": "Please retry after 26 seconds."}, 26),
+        ({"message": "No deployments available, try again in 5 seconds."}, 5),
+        ({"message": "Please retry in 44.31s."}, 44.31),
+        ({"message": "Slow down.", "retry_after": 7.5}, 7.5),
+        ({"message": "Provider returned error", "metadata": {"retry_after_seconds": 8}}, 8),
+        ({"message": "Provider returned error", "metadata": {"headers": {"Retry-After": "3"}}}, 3),
+        ({"message": "Please try again later."}, None),
+        ({"message": "Please try again in 30 days."}, None),
+        ({"message": "Slow down.", "metadata": {"headers": {"X-RateLimit-Reset": "9" * 5_000}}}, None),
+    ],
+)
+def test_the_pause_may_be_in_the_error(model: Made, server: OpenAIServer, error: Wire, pause_s: float | None) -> None:
+    """Servers and routers say it in words, in members of their own, or pass on the headers of another server."""
+    server.script(Raw(json.dumps({"error": error}).encode(), "application/json", status=429))
+    with pytest.raises(RateLimited) as caught:
+        ask(model, QUESTION)
+    assert caught.value.retry_after_s == pytest.approx(pause_s)
+
+
+@pytest.mark.parametrize("units", [1, 1_000])
+def test_the_pause_may_end_at_a_moment(model: Made, server: OpenAIServer, units: int) -> None:
+    """OpenRouter names the moment at which its limit ends, in milliseconds; others do in seconds."""
+    ends_at = (SystemClock().now() + timedelta(seconds=42)).timestamp()
+    headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(ends_at * units))}
+    error = {"message": "Rate limit exceeded: free-models-per-min.", "code": 429, "metadata": {"headers": headers}}
+    server.script(Raw(json.dumps({"error": error}).encode(), "application/json", status=429))
+    with pytest.raises(RateLimited) as caught:
+        ask(model, QUESTION)
+    assert 30 < (caught.value.retry_after_s or 0) <= 42
 
 
 # --- errors

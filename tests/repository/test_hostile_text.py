@@ -202,6 +202,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.models.providers.errors.failure_of": lambda given: errors.failure_of(
         400, given.encode(errors="replace"), {}
     ),
+    "perdure.models.providers.errors.error_of": lambda given: errors.error_of(
+        errors.ProviderFailure(429, None, given, {}), SystemClock()
+    ),
     "perdure.models.providers.endpoint.adapted": lambda given: endpoint.adapted(
         endpoint.NO_QUIRKS, errors.ProviderFailure(400, None, given, {}), {"messages": []}, ()
     ),

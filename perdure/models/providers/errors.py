@@ -137,6 +137,15 @@ _OF_THE_PROMPT = ("messages", "input", "prompt", "system", "instructions")
 """How the names of the parameters begin in which a string that is too long makes a prompt too long."""
 _LIMIT_AND_REQUEST = compiled(r"limit:? ([0-9]{1,12})\b.{0,80}\brequested:? ([0-9]{1,12})\b")
 """A rate limit of tokens in a message, and the size of the request. A larger request never succeeds."""
+_UNITS_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_AMOUNT = r"([0-9]{1,6}(?:\.[0-9]{1,9})?) ?(milli|ms|s|m|h|d)[a-z]{0,10}"
+_AMOUNTS = compiled(_AMOUNT)
+_PAUSE_IN_TEXT = compiled(rf"\b(?:again|retry|wait) (?:in|after|for) ((?:{_AMOUNT} ?){{1,4}})")
+"""The pause in a message: "Please try again in 1m26.4s." """
+_PAUSE_MEMBERS = ("retry_after", "retry_after_seconds", "retryAfter")
+_RESET = "x-ratelimit-reset"
+_FIRST_MOMENT, _FIRST_MILLISECONDS, _MOST_DIGITS = 10**9, 10**12, 13
+"""The least reset of a rate limit that is a time since 1970, in seconds and in milliseconds."""
 
 
 @dataclass(slots=True)
@@ -256,14 +265,23 @@ def _with_wrapped(failure: ProviderFailure, metadata: Mapping[str, Any]) -> Prov
 
 
 def pause_in(error: Mapping[str, Any]) -> dict[str, str]:
-    """The pause among the details of an error, as the header that Gemini's servers do not send.
+    """The pause that an error contains, as the header that some servers do not send.
+
+    Gemini's has it among its details, OpenRouter's has the headers of another server in its `metadata`.
 
     >>> pause_in({"details": [{"retryDelay": "39s"}]})
     {'retry-after': '39'}
+    >>> pause_in({"metadata": {"headers": {"X-RateLimit-Reset": "1741305600000"}}})
+    {'x-ratelimit-reset': '1741305600000'}
     """
+    metadata = as_object(error.get("metadata"))
+    passed_on = {str(name).lower(): str(each) for name, each in as_object(metadata.get("headers")).items()}
+    found = {name: passed_on[name] for name in ("retry-after", _RESET) if name in passed_on}
     delays = [as_string(as_object(each).get("retryDelay")) for each in as_array(error.get("details"))]
-    given = next((each.removesuffix("s") for each in delays if each.endswith("s")), None)
-    return {} if given is None else {"retry-after": given}
+    named = [told[name] for told in (error, metadata) for name in _PAUSE_MEMBERS if name in told]
+    given = [each.removesuffix("s") for each in delays if each.endswith("s")]
+    given += [str(each) for each in named if isinstance(each, int | float | str) and not isinstance(each, bool)]
+    return {**found, "retry-after": given[0]} if given else found
 
 
 def reports_failure(data: object) -> bool:
@@ -304,6 +322,7 @@ def error_of(failure: ProviderFailure, clock: Clock) -> PerdureError:
     pause = _pause(failure.headers, clock)
     never_fits = _exceeds_a_whole_limit(failure.message)
     if not never_fits and (status == HTTPStatus.TOO_MANY_REQUESTS or _RATE.names(failure)):
+        pause = _pause_of_limit(failure, clock) if pause is None else pause
         return RateLimited("The model's provider limits the rate of requests.", retry_after_s=pause)
     if never_fits or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return _too_long()
@@ -372,5 +391,20 @@ def _pause(headers: Mapping[str, str], clock: Clock) -> float | None:
                 continue
             aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             seconds = max(0.0, (aware - clock.now()).total_seconds())
-        return seconds if 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None  # NaN is not
+        return _acceptable(seconds)
     return None
+
+
+def _pause_of_limit(failure: ProviderFailure, clock: Clock) -> float | None:
+    """Seconds until a rate limit ends, as the message or the reset of the limit says; `None` if they do not."""
+    if found := _PAUSE_IN_TEXT.search(failure.message.lower()):
+        return _acceptable(sum(float(each[1]) * _UNITS_S[each[2]] for each in _AMOUNTS.finditer(found[1])))
+    reset = failure.headers.get(_RESET, "")
+    if not reset.isdecimal() or len(reset) > _MOST_DIGITS or int(reset) < _FIRST_MOMENT:
+        return None
+    moment_s = int(reset) / (1_000 if int(reset) >= _FIRST_MILLISECONDS else 1)
+    return _acceptable(max(0.0, moment_s - clock.now().timestamp()))
+
+
+def _acceptable(seconds: float) -> float | None:
+    return seconds if 0 <= seconds <= _LONGEST_RETRY_AFTER_S else None  # NaN is not
