@@ -14,12 +14,15 @@ from uuid import UUID
 import anyio.to_thread
 from pydantic_ai.messages import (
     BinaryContent,
+    CachePoint,
+    FileUrl,
     InstructionPart,
     ModelMessage,
     ModelRequest,
     ModelResponse,
     RetryPromptPart,
     SystemPromptPart,
+    TextContent,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -174,14 +177,30 @@ def _with_files(role: Role, content: Sequence[UserContent]) -> Message:
     """A message. A file has a line that describes it, for a model that does not read it."""
     text, files = "", list[Attachment]()
     for each in content:
+        if isinstance(each, CachePoint):  # perdure marks prompts itself
+            continue
         text = f"{text}\n" if text else text
-        described = each if isinstance(each, str) else f"[{each.kind}]"
+        described = _line(each)
         if isinstance(each, BinaryContent):
-            described = f"[{'image' if each.is_image else 'file'}: {each.media_type}, {len(each.data)} bytes]"
             place = len(text), len(text) + len(described)
             files.append(Attachment(each.media_type, None, *place, each.data))
         text += described
     return Message(role, text, files=tuple(files))
+
+
+def _line(content: UserContent) -> str:
+    """The text, or a line that describes the file."""
+    match content:
+        case str():
+            return content
+        case TextContent():
+            return content.content
+        case BinaryContent():
+            return f"[{'image' if content.is_image else 'file'}: {content.media_type}, {len(content.data)} bytes]"
+        case FileUrl():
+            return f"[{content.kind}: {content.url}]"
+        case _:
+            return f"[{content.kind}]"
 
 
 def _replied(response: ModelResponse) -> Message:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import PromptedOutput
+from pydantic_ai import CachePoint, PromptedOutput, TextContent, ToolReturn, VideoUrl
 
 from perdure.models.protocol import Role
 from perdure.settings import Settings
@@ -84,3 +84,19 @@ def test_a_tool_that_is_loaded_on_demand() -> None:
     offered = [{tool.name for tool in each.tools} for each in model.requests]
     assert "weather" not in offered[0]
     assert "weather" in offered[1]
+
+
+def test_the_content_of_a_prompt_reaches_the_model() -> None:
+    """Text with metadata is text, a mark for a provider's cache is nothing, and a URL names what it leads to."""
+    bare = PydanticAgent(name="adapted")
+    url = "https://unknown.invalid/a.mp4"
+
+    @bare.tool_plain
+    def look() -> ToolReturn:
+        """Look."""
+        said = TextContent("More.", metadata={"page": 3})
+        return ToolReturn("seen", content=["This is it.", CachePoint(), said, VideoUrl(url)])
+
+    model = Scripted(call("look"), "done")
+    assert ask(bare, "go", model=model).status == "done"
+    assert model.requests[1].messages[-1].content == f"This is it.\nMore.\n[video-url: {url}]"
