@@ -51,6 +51,7 @@ from perdure.models.protocol import (
 )
 from perdure.models.protocol import Model as Own
 from perdure.models.protocol import ModelRequest as Request
+from perdure.models.schemas import enforceable
 from perdure.models.settings import of_call
 from perdure.runtime import Runtime
 from perdure.turns.transcript import reply_entry
@@ -67,7 +68,8 @@ class OwnModel(Model[Any]):
         # pydantic-ai refuses a model that must call a tool in each step, so `prompt` adds the choice of tools.
         settings = {name: value for name, value in defaults.items() if name != _CHOICE}
         super().__init__(
-            settings=cast("ModelSettings", settings), profile=ModelProfile(supports_tools=True, supports_thinking=True)
+            settings=cast("ModelSettings", settings),
+            profile=ModelProfile(supports_tools=True, supports_thinking=True, supports_json_schema_output=True),
         )
         self.own = own
         self._clock = clock
@@ -123,7 +125,10 @@ class OwnModel(Model[Any]):
         tools = [*parameters.declared_function_tools, *parameters.output_tools]
         first = [Message(Role.SYSTEM, "\n\n".join(system))] if system else []
         schemas = tuple(schema_of(each) for each in tools)
-        return Request((*first, *said), schemas, self._given(prepared, parameters, messages), cache_key=cache_key)
+        given = self._given(prepared, parameters, messages)
+        native = parameters.output_object if parameters.output_mode == "native" else None
+        output = None if native is None else enforceable(native.json_schema)
+        return Request((*first, *said), schemas, given, output, requires_output=native is not None, cache_key=cache_key)
 
     def _given(
         self, prepared: ModelSettings | None, parameters: ModelRequestParameters, messages: Sequence[ModelMessage]

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import CachePoint, PromptedOutput, TextContent, ToolReturn, VideoUrl
+from pydantic_ai import CachePoint, NativeOutput, PromptedOutput, TextContent, ToolReturn, VideoUrl
 
 from perdure.models.protocol import Role
 from perdure.settings import Settings
 from perdure.testing import Scripted, ask, call
+from tests.models.endpoints import model_of
+from tests.models.openai_server import Answer, Call, OpenAIServer
+from tests.models.server import Status
 
 
 class Box(BaseModel):
@@ -100,3 +103,32 @@ def test_the_content_of_a_prompt_reaches_the_model() -> None:
     model = Scripted(call("look"), "done")
     assert ask(bare, "go", model=model).status == "done"
     assert model.requests[1].messages[-1].content == f"This is it.\nMore.\n[video-url: {url}]"
+
+
+def test_an_output_by_the_schema_of_the_reply() -> None:
+    """The model of perdure enforces the schema, as it does for perdure's own agents with an output."""
+    bare = PydanticAgent(name="adapted", output_type=NativeOutput(Box))
+
+    @bare.tool_plain
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    model = Scripted(call("look"), '{"width": 3}')
+    answer = ask(bare, "go", model=model)
+    assert (answer.status, answer.data) == ("done", {"width": 3})
+    assert [each.requires_output for each in model.requests] == [True, True]
+    assert (model.requests[0].output or {})["required"] == ["width"]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_an_output_of_a_server(*, refuses: bool) -> None:
+    """A server that has no structured output gets the schema as a tool."""
+    refusal = [Status(400, message="response_format is not supported")] if refuses else []
+    with OpenAIServer(*refusal) as server:
+        server.script(Answer(calls=[Call("final_answer", '{"width": 3}')]) if refuses else Answer('{"width": 3}'))
+        answer = ask(PydanticAgent(name="adapted", output_type=NativeOutput(Box)), "go", model=model_of(server))
+        assert (answer.status, answer.data) == ("done", {"width": 3})
+        form = server.requests[0]["response_format"]["json_schema"]
+        assert (form["strict"], form["schema"]["required"]) == (True, ["width"])
+        assert len(server.requests) == 1 + refuses
