@@ -119,8 +119,7 @@ def _asked(
             return SystemPromptPart(message.content)
         case Role.TOOL:
             call_id = message.tool_call_id or ""
-            content = _content(message, reads) if message.files else message.content
-            return ToolReturnPart(called.get(call_id, "unknown"), content, ids.of_result(call_id))
+            return ToolReturnPart(called.get(call_id, "unknown"), _content(message, reads), ids.of_result(call_id))
         case _:
             return UserPromptPart(_content(message, reads))
 

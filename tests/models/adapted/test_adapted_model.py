@@ -40,6 +40,7 @@ from perdure.models.protocol import (
     Usage,
 )
 from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.reply import EMPTY_TEXT
 from perdure.models.resolve import resolve
 from perdure.settings import Settings
 from perdure.testing.suites.models import QUESTION, STATEMENT, ModelSuite, ask, new_call, turn
@@ -233,6 +234,19 @@ def test_a_response_that_cannot_be_read_is_sent_as_text(model: AdaptedModel, ser
     unreadable = replace(reply, opaque=replace(reply.opaque, parts={PART: stored}))
     ask(model, STATEMENT, spoken(unreadable), QUESTION)
     assert server.requests[1]["messages"][2] == {"role": "assistant", "content": "Hello."}
+
+
+@pytest.mark.parametrize("result", ["", " \n"])
+def test_an_empty_result_of_a_tool_is_no_blank_text(result: str) -> None:
+    """Bedrock refuses blank texts, also in the result of a tool."""
+    with BedrockServer() as server:
+        model = adapted("bedrock", server.base_url)
+        called = Message(Role.ASSISTANT, "", (ToolCall("a", "look", "{}"),))
+        server.script(Answer("Fine."))
+        assert ask(model, QUESTION, called, Message(Role.TOOL, result, tool_call_id="a")).content == "Fine."
+        [returned] = server.requests[0]["messages"][-1]["content"]
+        assert returned["toolResult"]["content"] == [{"text": EMPTY_TEXT}]
+        model.close()
 
 
 def test_an_edited_message_is_sent_as_it_is_now(model: AdaptedModel, server: OpenAIServer) -> None:
