@@ -295,7 +295,11 @@ class Calls:
         return returned(text) if status == "done" else {"kind": "tool_failed", "message": text}
 
     def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
-        """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result."""
+        """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result.
+
+        The run goes on with what its row can hold, as a run that continues the turn does.
+        """
+        payload = storable_json(payload)
         if payload.get("kind") not in _DONE:
             return payload
         planned = self._planned[position]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 from uuid import UUID
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import FunctionToolset, UsageLimits, WrapperToolset
+from pydantic_ai import FunctionToolset, ModelRetry, ToolReturn, UsageLimits, WrapperToolset
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart
@@ -25,6 +26,9 @@ from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.lease.claim import Unequipped
 from perdure.turns.run.loop import Runner
 from tests.adapters.pydantic_ai.test_agents import Scripting, _call, _use
+from tests.models.endpoints import model_of
+from tests.models.openai_server import Answer, OpenAIServer
+from tests.models.openai_server import Call as ServerCall
 from tests.turns.harness import PATIENCE_S, Harness, side_by_side, until
 from tests.turns.scripted import says
 
@@ -397,3 +401,45 @@ def test_a_call_in_doubt_of_a_tool_that_this_worker_lacks(harness: Harness) -> N
     assert harness.turn(sent.turn_id)["status"] == "done"
     [row] = harness.sql("SELECT status FROM tool_effects")
     assert (row.status, harness.lines(sent.session_id)[2]) == ("unknown", ("tool", UNKNOWN_OUTCOME))
+
+
+def _other() -> str:
+    return "other"
+
+
+def _retry() -> str:
+    raise ModelRetry("a\ud83d")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(lambda: "a\ud83d", id="a text"),
+        pytest.param(lambda: {"a\udcff": ["b\0"]}, id="members"),
+        pytest.param(lambda: {"at": float("nan")}, id="no number"),
+        pytest.param(lambda: ToolReturn("seen", content=["a\ud83d"]), id="content"),
+        pytest.param(_retry, id="a message"),
+    ],
+)
+@pytest.mark.parametrize("crashes", [False, True])
+def test_the_model_receives_what_a_row_can_hold(harness: Harness, value: Any, *, crashes: bool) -> None:
+    """Half a character, such as in the name of a file that is no UTF-8, neither fails the run nor differs after it."""
+    bare = PydanticAgent(name="assistant", retries=2)
+    bare.tool_plain(name="look", metadata=effect("pure"))(value)
+    bare.tool_plain(name="other", metadata=effect("pure"))(_other)
+    with OpenAIServer() as server:
+        harness.any_model = model_of(server)
+        harness.agents = Agents([adapt(bare)])
+        server.script(Answer(calls=[ServerCall("look", "{}", "a"), ServerCall("other", "{}", "b")]), Answer("done"))
+        sent = harness.send()
+        if crashes:
+            with harness.crashing("before", "turns.step", 2):
+                harness.run(sent.session_id)
+            harness.move(31)
+        harness.run(sent.session_id)
+        turn = harness.turn(sent.turn_id)
+        assert (turn["status"], turn["attempts"]) == ("done", 1 + crashes)
+        received = json.dumps([each for each in server.requests[-1]["messages"] if each["role"] in {"tool", "user"}])
+        assert "\\u0000" not in received
+        assert "\\ud83d" not in received
+        assert "NaN" not in received
