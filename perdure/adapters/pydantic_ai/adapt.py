@@ -173,6 +173,10 @@ def adapt(
     if not chosen:
         raise SettingsError("adapt() is given an agent without a name: pass name=… to it or to adapt()")
     _check_deps(chosen, agent, deps)
+    owner = f"agent {chosen!r}"
+    declarations.require(isinstance(memory, bool), owner, "memory", memory, "True or False")
+    has_limits = usage_limits is None or isinstance(usage_limits, UsageLimits)
+    declarations.require(has_limits, owner, "usage_limits", usage_limits, "UsageLimits(…) of pydantic-ai, or None")
     made = AdaptedAgent(
         chosen,
         "",

@@ -40,6 +40,7 @@ from perdure.adapters.pydantic_ai.units import Durability
 from perdure.agents import Agent, Agents
 from perdure.errors import SettingsError
 from perdure.models.adapted import event_loop
+from perdure.models.providers.chat_wire import request_body
 from perdure.testing import Scripted, ask, call
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.lease.claim import Ran, Unequipped
@@ -133,6 +134,44 @@ def test_an_output_becomes_data(harness: Harness, output_type: Any) -> None:
     assert (turn["status"], turn["reply"]["data"]) == ("done", {"width": 3})
     assert turn["reply"]["text"].replace(" ", "") == '{"width":3}'
     assert turn["steps"] == 1
+
+
+def test_a_native_output_of_a_model_of_perdure() -> None:
+    """The model's server enforces the schema, as for an `output` of perdure's own agents."""
+    bare = PydanticAgent(name="assistant", output_type=NativeOutput[Any]([Box, list[int]]))
+    model = Scripted("Sure!", '{"result": {"kind": "Box", "data": {"width": 3}}}')
+    answer = ask(bare, "How wide?", model=model)
+    assert (answer.status, answer.data) == ("done", {"width": 3}), answer.error
+    body = request_body("m", model.requests[0])
+    assert body["response_format"]["json_schema"]["strict"] is True
+    assert "result" in body["response_format"]["json_schema"]["schema"]["properties"]
+
+
+def test_a_native_output_next_to_tools() -> None:
+    """Many servers enforce a schema or offer tools, but not both: the answer is the arguments of an additional tool."""
+    bare = PydanticAgent(name="assistant", output_type=NativeOutput(Box))
+    bare.tool_plain(metadata=effect("pure"))(_measure)
+    final = Answer(calls=[Call("final_answer", '{"width": 3}', "call_1")])
+    with OpenAIServer(Answer(calls=[Call("_measure", "{}", "call_0")]), final) as server:
+        model = model_of(server)
+        answer = ask(bare, "How wide?", model=model)
+        model.close()
+    assert (answer.status, answer.data) == ("done", {"width": 3}), answer.error
+    assert [each.result for each in answer.calls] == ["3"]
+    names = [[each["function"]["name"] for each in request["tools"]] for request in server.requests]
+    assert names == [["_measure", "final_answer"]] * 2
+
+
+def _measure() -> int:
+    """Measure the width."""
+    return 3
+
+
+@pytest.mark.parametrize(("argument", "value"), [("memory", "no"), ("usage_limits", 5)])
+def test_what_only_adapt_takes_is_checked(argument: str, value: Any) -> None:
+    """The mistake is found where the agent is declared."""
+    with pytest.raises(SettingsError, match=rf"agent 'assistant' has {argument}={value!r}; accepted"):
+        adapt(PydanticAgent(name="assistant"), **{argument: value})
 
 
 def test_an_output_that_a_function_makes_of_text(harness: Harness) -> None:
