@@ -485,7 +485,8 @@ HELD_TURNS = Statement(
     writes=False,
 )
 
-# Of the turns, those that are settled. Of `asking`, also those that wait for the client of a request (`stops`).
+# Of the turns, those that are settled, or erased. Of `asking`, also those that wait for the client of a request
+# (`stops`).
 SETTLED_AMONG = Statement(
     "turns.settled_among",
     f"""
@@ -498,6 +499,10 @@ SETTLED_AMONG = Statement(
     WHERE u.turn_id = ANY (%(turn_ids)s::uuid[])
       AND (u.error_code IS NOT NULL OR t.settled_at IS NOT NULL
            OR u.turn_id = ANY (%(asking)s::uuid[]) AND t.status = 'parked' AND EXISTS ({STOPPED}))
+    UNION ALL
+    SELECT asked.turn_id, true FROM unnest(%(turn_ids)s::uuid[]) AS asked (turn_id)
+    WHERE NOT EXISTS (SELECT FROM turns AS t WHERE t.turn_id = asked.turn_id)
+      AND NOT EXISTS (SELECT FROM unrouted AS u WHERE u.turn_id = asked.turn_id)
     """,
     writes=False,
 )

@@ -307,7 +307,7 @@ class SettlementWatch:
             self._look_now.set()
 
     def settled(self, turn_id: UUID, *, or_asks: bool = False) -> Future[None]:
-        """A future that is done when `turn_id` is settled. Cancel it to stop waiting.
+        """A future that is done when `turn_id` is settled, or erased. Cancel it to stop waiting.
 
         `or_asks`: also when the turn waits for the client of a request (`calls.client`).
         """

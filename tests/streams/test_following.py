@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,8 +27,9 @@ from perdure import (
     progress,
     required,
 )
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents
-from perdure.errors import GuardRejected, ProviderError, RateLimited
+from perdure.errors import GuardRejected, NotFound, ProviderError, RateLimited
 from perdure.events.event import Event, EventId, EventKind
 from perdure.models.protocol import ModelReply, ToolCall
 from perdure.redis import client_url
@@ -639,3 +641,24 @@ def test_a_client_sees_the_call_of_another_agent_and_none_of_its_words(streaming
     assert {(each["kind"], each["name"]) for each in waits} == {("agent", "research")}
     assert client.committed[-2:] == ["753 BC.", "It is old."]
     assert not any("aloud" in shown for shown in seen)
+
+
+def test_the_stream_of_an_erased_turn_ends(streaming: Streaming) -> None:
+    """No worker settles an erased turn: its stream would stay open for ever, with one of the gateway's places."""
+    client = Client()
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            streaming.model.type("Secret ")
+            events = gateway.events(turn_id)
+            await client.follow(events, lambda each: each.shown == "Secret ")
+            streaming.model.type("plans")
+            await client.follow(events, lambda each: each.shown == "Secret plans")
+            await gateway.threads.run(partial(streaming.runtime.eraser.erase, UserKey("ana")))
+            with pytest.raises(NotFound):
+                await client.follow(events)
+        streaming.model.reply("Secret plans.")
+
+    run(main())
+    assert client.done is None

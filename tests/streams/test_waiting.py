@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.access.tenants import UserKey
 from perdure.turns.reading import SettlementWatch
 from tests.turns.harness import Harness
 
@@ -50,3 +51,13 @@ def test_without_an_announcement_the_next_round_finds_it(harness: Harness, watch
     sent = harness.send(user_id="bea")
     harness.run(sent.session_id)
     watch.settled(sent.turn_id).result(timeout=10)
+
+
+def test_an_erased_turn_ends_a_wait(harness: Harness, watch: SettlementWatch) -> None:
+    """No worker settles an erased turn: a request that waited for it would wait until its time is up."""
+    sent = harness.send(user_id="bea")
+    settled = watch.settled(sent.turn_id)
+    asked = watch.settled(sent.turn_id, or_asks=True)
+    harness.runtime.eraser.erase(UserKey("bea"))
+    settled.result(timeout=10)
+    asked.result(timeout=10)

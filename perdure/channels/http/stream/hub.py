@@ -39,6 +39,9 @@ _TIMEOUT_S = 1.0
 _PAUSE_S = 1.0
 _RETRY_AFTER_S = 5.0
 _CANCEL_AGAIN_S = 0.1
+_ERASED: tuple[object, ...] = ()
+"""The state of a turn that the database does not have: its streams read it, and end."""
+
 _MOST_READ = 1_000
 """The most stream entries that one `XRANGE` reads."""
 
@@ -238,7 +241,8 @@ class Hub:
             except (SQLAlchemyError, PerdureError) as error:
                 log.warning("streams cannot read the state of their turns from PostgreSQL: %s", loggable(error))
                 continue
-            for turn_id, state in states.items():
+            for turn_id in turn_ids:
+                state = states.get(turn_id, _ERASED)
                 listeners = self._listeners.get(turn_id, ())
                 if not listeners or self._states.get(turn_id) == state:
                     continue
