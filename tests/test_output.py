@@ -265,6 +265,11 @@ def _raises(error: BaseException) -> Callable[[Any], Any]:
         (Short, '{"tags": ["a", "b", "c"]}', "tags: has more than 2 items."),
         (Annotated[str, Field(max_length=3)], "abcd", "the value: is longer than 3 characters."),
         (Annotated[set[int], Field(max_length=1)], "[1, 2]", "the value: has more than 1 items."),
+        (
+            Annotated[list[int], AfterValidator(sorted), Field(max_length=1)],
+            "[2, 1]",
+            "the value: is too long: the maximum",
+        ),
         (Scored, '{"score": "NaN"}', "NaN and infinities are not accepted."),
         (list[Scored], '[{"score": "-inf"}]', "NaN and infinities are not accepted."),
         (float, "inf", "NaN and infinities are not accepted."),

@@ -272,15 +272,15 @@ def what_is_wrong(item: ErrorDetails) -> str:
     if kind in {"string_too_short", "too_short"} and context.get("min_length") == 1:
         return "is empty"
     if kind in {"string_too_long", "too_long"} and "max_length" in context:
-        too_many = "is longer than {} characters" if kind == "string_too_long" else "has more than {} items"
-        return too_many.format(context["max_length"])
+        return _TOO_LONG.get(context.get("field_type", "str"), "has more than {} items").format(context["max_length"])
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return _PYDANTIC_MESSAGES.get(kind, message)
 
 
 def what_is_invalid(items: Iterable[ErrorDetails], skip: int = 0) -> str:
     """All errors that pydantic found, for users who do not know Python. `skip` is as for `member_path`."""
-    return " ".join(f"{member_path(item, skip)}: {what_is_wrong(item)}." for item in items)
+    found = ((member_path(item, skip), what_is_wrong(item)) for item in items)
+    return " ".join(f"{path}: {wrong}." if path else f"{wrong[:1].upper()}{wrong[1:]}." for path, wrong in found)
 
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"
@@ -289,6 +289,10 @@ IDENTIFIER = "1 to 64 letters, digits and the characters _ . : -, the first a le
 
 _IDENTIFIER = compiled(IDENTIFIER_PATTERN)
 
+_TOO_LONG = {
+    "str": "is longer than {} characters",
+    "Value": "is too long: the maximum is {}",  # of any type: another validator precedes the limit
+}
 _PYDANTIC_MESSAGES = {
     "missing": "is missing",
     "extra_forbidden": "is not known",

@@ -329,7 +329,8 @@ def test_a_session_is_ended_on_request(client: TestClient, say: Say, run: Run, w
     assert waker.endings == [UUID(first["session_id"])] * 2
     assert say("and now")["session_id"] != first["session_id"]
     late = {"user_id": "ann", "text": "x", "session_id": first["session_id"]}
-    assert client.post("/v1/messages", json=late).status_code == 409
+    refused = client.post("/v1/messages", json=late)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import (
     INTERNAL_ERROR,
+    Conflict,
     InvalidRequest,
     NotFound,
     PerdureError,
     RateLimited,
     TooLarge,
+    TurnCancelled,
     Unauthorized,
     Unavailable,
 )
@@ -35,6 +37,9 @@ from perdure.text.untrusted import what_is_invalid
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+
+NO_RETRY = {"x-should-retry": "false"}
+"""Stops the retries of OpenAI's and similar clients, which repeat a request after a 409."""
 
 _LONGEST_DETAIL = 2_000
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -97,6 +102,8 @@ def headers_of(error: PerdureError) -> dict[str, str]:
             return {"Retry-After": str(math.ceil(seconds))}
         case RateLimited(retry_after_s=float() | int() as seconds):
             return {"Retry-After": str(math.ceil(seconds))}
+        case Conflict() | TurnCancelled():
+            return NO_RETRY
         case TooLarge():
             return {"Connection": "close"}  # the rest of the body may be unread
         case _:

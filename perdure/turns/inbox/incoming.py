@@ -52,8 +52,13 @@ def _storable(value: str) -> str:
     return value
 
 
-Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
-Name = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+_TEXT_SCHEMA: dict[str, JsonValue] = {"pattern": STORABLE_PATTERN}
+Text = Annotated[str, Field(strict=True, json_schema_extra=_TEXT_SCHEMA), AfterValidator(_storable)]
+Name = Annotated[
+    str,
+    Field(strict=True, min_length=1, max_length=MAX_NAME_CHARS, json_schema_extra=_TEXT_SCHEMA),
+    AfterValidator(_storable),
+]
 UserId = Annotated[Name, Field(json_schema_extra={"pattern": USER_PATTERN})]
 ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
 

@@ -106,6 +106,7 @@ def test_the_error_names_the_invalid_field(name: str) -> None:
             "reply_to: url names the port 99999; a port is a number from 1",
         ),
         ({"colour": "green"}, "colour: is not known."),
+        ({"conversation": "a", "session_id": str(uuid4())}, "Give session_id or conversation, not both."),
     ],
 )
 def test_errors_use_the_terms_of_the_api(changed: dict[str, Any], message: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import Response
 
-from perdure.channels.http.errors import CODES, headers_of
-from perdure.errors import Conflict, InvalidRequest, PerdureError, RateLimited, Unauthorized
+from perdure.channels.http.errors import CODES, NO_RETRY, headers_of
+from perdure.errors import InvalidRequest, PerdureError, RateLimited, Unauthorized
 
 PATHS = (
     "/v1/chat", "/v1/models", "/v1/responses", "/v1/embeddings", "/v1/completions", "/v1/audio", "/v1/images",
@@ -23,8 +23,6 @@ SDK_HEADER = "x-stainless-lang"
 
 REWOUND = "stream_rewound"
 STOPPING = "gateway_stopping"
-
-_NO_RETRY = {"x-should-retry": "false"}
 
 
 class BadParameter(InvalidRequest):
@@ -53,14 +51,13 @@ def body_of(error: PerdureError) -> dict[str, Any]:
 
 
 def response_of(error: PerdureError) -> Response:
-    headers = headers_of(error) | (_NO_RETRY if isinstance(error, Conflict) else {})
-    return respond(body_of(error), error.http_status, headers)
+    return respond(body_of(error), error.http_status, headers_of(error))
 
 
 def settled_failure(turn: dict[str, Any]) -> Response:
     """The response for a failed or cancelled turn. Its header stops SDK retries, which would find the same turn."""
     found, status = failure_body(turn)
-    return respond(found, status, _NO_RETRY)
+    return respond(found, status, NO_RETRY)
 
 
 def failure_body(turn: dict[str, Any]) -> tuple[dict[str, Any], int]:
