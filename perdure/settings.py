@@ -74,8 +74,13 @@ _PORT = f"the port is malformed; accepted: a number from 1 to {_LAST_PORT}, such
 _HOST = compiled(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=3_153_600_000, allow_inf_nan=False)]
+"""At most a hundred years: PostgreSQL computes times with it, which end in the year 294276."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Limit = Annotated[int, Field(ge=0, le=1_000_000_000)]
+"""At most a billion: statements compute with it in PostgreSQL's type `integer`."""
+
 Money = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=100)]
 
@@ -281,7 +286,7 @@ class TurnSettings(_Group):
     lease_s: Seconds = 30
     heartbeat_s: Seconds = 10
     sweep_s: Seconds = 5
-    priority_aging_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30
+    priority_aging_s: Annotated[float, Field(ge=0, le=3_153_600_000, allow_inf_nan=False)] = 30
     on_busy: OnBusy = OnBusy.ENQUEUE
     on_unavailable: OnUnavailable = OnUnavailable.FAIL
     hook_timeout_s: Seconds = 5
@@ -353,8 +358,8 @@ class GuardSettings(_Group):
     (`ignore`).
     """
 
-    per_minute: Annotated[int, Field(ge=0)] = 0
-    per_hour: Annotated[int, Field(ge=0)] = 0
+    per_minute: Limit = 0
+    per_hour: Limit = 0
     max_chars: Count = 10_000
     open_forks: Count = 100
     side_requests: bool = True
@@ -434,13 +439,13 @@ class MemorySettings(_Group):
     archive_sessions: Annotated[int, Field(ge=0, le=1_000)] = 10
     budget_system: Count = 8_000
     budget_working: Count = 40_000
-    budget_stream: Annotated[int, Field(ge=0)] = 2_000
-    budget_semantic: Annotated[int, Field(ge=0)] = 12_000
-    budget_concepts: Annotated[int, Field(ge=0)] = 4_000
-    budget_archive: Annotated[int, Field(ge=0)] = 4_000
-    budget_meta: Annotated[int, Field(ge=0)] = 2_000
-    budget_tools: Annotated[int, Field(ge=0)] | None = None
-    budget_files: Annotated[int, Field(ge=0)] = 100_000
+    budget_stream: Limit = 2_000
+    budget_semantic: Limit = 12_000
+    budget_concepts: Limit = 4_000
+    budget_archive: Limit = 4_000
+    budget_meta: Limit = 2_000
+    budget_tools: Limit | None = None
+    budget_files: Limit = 100_000
     recall_timeout_s: Seconds = 2
     recall_text: Weight = 1
     recall_vector: Weight | None = None
@@ -463,7 +468,7 @@ class ConsolidationSettings(_Group):
 
     interval_hours: Annotated[int, Field(ge=1, le=24)] = 6
     batch_size: Annotated[int, Field(ge=1, le=10_000)] = 50
-    min_turns: Annotated[int, Field(ge=0)] = 5
+    min_turns: Limit = 5
     similarity: Annotated[float, Field(gt=0, lt=1)] = 0.92
     importance_boost: Annotated[float, Field(ge=0, le=1)] = 0.1
     max_runs: Count = 5
@@ -596,7 +601,7 @@ class ReadinessSettings(_Group):
     own start.
     """
 
-    no_worker_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
+    no_worker_s: Annotated[float, Field(ge=0, le=3_153_600_000, allow_inf_nan=False)] = 60
 
 
 Days = Annotated[int, Field(ge=0, le=36_500)]
@@ -653,14 +658,14 @@ class CasebankSettings(_Group):
     scope: CaseScope = CaseScope.USER
     min_similarity: Annotated[float, Field(ge=0, le=1)] | None = None
     low_success_percent: Annotated[float, Field(ge=0, le=100)] = 30
-    low_success_min_usage: Annotated[int, Field(ge=0)] = 10
+    low_success_min_usage: Limit = 10
     duplicate_similarity: Annotated[float, Field(gt=0, lt=1)] = 0.95
     duplicate_batch: Annotated[int, Field(ge=1, le=100)] = 100
     duplicate_guard: bool = True
-    inactive_days: Annotated[int, Field(ge=1)] = 90
-    inactive_exempt_usage: Annotated[int, Field(ge=0)] = 100
-    recent_access_days: Annotated[int, Field(ge=1)] = 7
-    protected_usage: Annotated[int, Field(ge=0)] = 500
+    inactive_days: Annotated[int, Field(ge=1, le=36_500)] = 90
+    inactive_exempt_usage: Limit = 100
+    recent_access_days: Annotated[int, Field(ge=1, le=36_500)] = 7
+    protected_usage: Limit = 500
     load_percent: Annotated[int, Field(ge=1, le=100)] = 25
     approval: PruneApproval = PruneApproval.AUTO
     approval_expires_s: Seconds = 259_200

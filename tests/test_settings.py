@@ -104,6 +104,12 @@ WRONG = [
     ("PERDURE_MODEL_SETTINGS", '{"temperature": ', "a JSON object, such as"),
     ("PERDURE_MODEL_SETTINGS", "[1]", "a JSON object, such as"),
     ("PERDURE_MODEL_WINDOW", "0", "greater than or equal to 1"),
+    # Larger values would fail at each statement that computes with them.
+    ("PERDURE_SESSION__IDLE_TIMEOUT_S", "1000000000000", "less than or equal to 3153600000"),
+    ("PERDURE_TURN__PRIORITY_AGING_S", "1000000000000", "less than or equal to 3153600000"),
+    ("PERDURE_TURN__USER_CONCURRENCY", "99999999999", "less than or equal to 1000000000"),
+    ("PERDURE_GUARD__PER_MINUTE", "99999999999", "less than or equal to 1000000000"),
+    ("PERDURE_CASEBANK__INACTIVE_DAYS", "9999999", "less than or equal to 36500"),
 ]
 
 
