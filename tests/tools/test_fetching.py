@@ -55,6 +55,9 @@ class _Site(BaseHTTPRequestHandler):
                 self._answer(200, str(self.headers).encode(), {"Content-Type": "text/plain"})
             case "/odd":
                 self._answer(200, b"\xff\xfe\x00 caf\xc3\xa9", {"Content-Type": "text/plain; charset=klingon"})
+            case "/charset":
+                body = rb"\u0041" if "escape" in target else b"-" + b"ab" * (fetching.MAX_BYTES // 2 - 1)
+                self._answer(200, body, {"Content-Type": f"text/plain; charset={target}"})
             case "/drip":
                 self.send_response(200)
                 self.send_header("Content-Length", "100000")
@@ -259,6 +262,24 @@ def test_readable_text_in_an_unknown_charset_is_kept(site: str, context: ToolCon
     text = http_get_tool([LOOPBACK]).call({"url": f"{site}/odd"}, context)
     assert "café" in text
     assert "\x00" not in text
+
+
+@pytest.mark.parametrize(
+    ("codec", "shown"),
+    [
+        ("Punycode", "-abab"),
+        ("idna", "-abab"),
+        ("undefined", "-abab"),
+        ("raw_unicode_escape", r"\u0041"),
+        ("unicode-escape", r"\u0041"),
+    ],
+)
+def test_a_codec_that_is_no_charset_is_not_used(site: str, context: ToolContext, codec: str, shown: str) -> None:
+    """A server may name any codec of Python as its charset. `punycode` would take minutes for the largest body."""
+    began = time.process_time()
+    text = http_get_tool([LOOPBACK]).call({"url": f"{site}/charset?{codec}"}, context)
+    assert shown in text
+    assert time.process_time() - began < PATIENCE_S
 
 
 def test_a_slow_drip_does_not_extend_the_time_limit(site: str, context: ToolContext) -> None:
