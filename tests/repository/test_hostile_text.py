@@ -131,7 +131,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.channels.services.telegram_markup.render": telegram_markup.render,
     "perdure.channels.services.telegram_markup.visible": telegram_markup.visible,
     "perdure.channels.services.splitting.units": splitting.units,
-    "perdure.channels.services.splitting.split": lambda given: splitting.split(given, 2_000),
+    "perdure.channels.services.splitting.split": lambda given: splitting.split(
+        given, 2_000, lambda part: len(telegram_markup.visible(telegram_markup.render(part)))
+    ),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),
     "perdure.text.contradiction.without_numbers": contradiction.without_numbers,

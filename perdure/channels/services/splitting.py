@@ -19,6 +19,9 @@ If the line is longer, the next part opens the code block with a bare fence.
 _LONGEST_CLUSTER = 64
 """Code points after which a character of several code points is cut after all."""
 
+_PRECISION = 64
+"""A part may be shorter than necessary by one character of this many."""
+
 _JOINER = "\u200d"
 
 
@@ -31,12 +34,14 @@ def split(text: str, most: int, length: Callable[[str], int] = len) -> list[str]
     """`text` in parts of at most `most`, as `length` counts; `most` must be at least 100. Blank text has no parts.
 
     `length` counts a part as the service does, with what the service's markup adds. It may not shrink as a text grows,
-    except for a few characters of markup.
+    except for a few characters of markup. It may be slow, so all of its calls together measure a few times the text: a
+    rest of more than twice `most` is not measured as a whole.
     """
     parts: list[str] = []
     rest, opening = text.strip("\n"), ""
     while rest.strip():
-        cut = len(rest) if length(opening + rest) <= most else _cut(rest, _room(rest, opening, most, length))
+        is_last = len(rest) <= 2 * most and length(opening + rest) <= most
+        cut = len(rest) if is_last else _cut(rest, _room(rest, opening, most, length))
         part = opening + rest[:cut].rstrip("\n" if opening else " \n")
         rest = rest[cut:]
         rest = rest[1:] if rest.startswith(" ") else rest.lstrip("\n")
@@ -49,15 +54,20 @@ def split(text: str, most: int, length: Callable[[str], int] = len) -> list[str]
 
 
 def _room(rest: str, opening: str, most: int, length: Callable[[str], int]) -> int:
-    """How many characters of `rest` fit into a part that begins with `opening` and may have to close a code block."""
+    """How many characters of `rest` fit into a part that begins with `opening` and may have to close a code block.
+
+    A little less than the most that fit, if that takes fewer calls of `length`.
+    """
 
     def fits(number: int) -> bool:
         return length(f"{opening}{rest[:number]}\n{_FENCE}") <= most
 
     low, high = 1, min(len(rest), most)
-    while low < high:
-        middle = (low + high + 1) // 2
+    middle = high - len(opening) - len(_FENCE) - 1  # fits, unless the markup adds to the text
+    while high - low > most // _PRECISION:
+        middle = max(middle, low + 1)
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        middle = (low + high + 1) // 2
     while low > 1 and not fits(low):  # the markup made an earlier end longer than a later one
         low -= 1
     return low

@@ -89,6 +89,25 @@ def test_each_part_is_accepted_and_nothing_is_lost(channels: dict[str, Channel],
         assert flags % 2 == 0 or not after.startswith(("🇩", "🇪"))
 
 
+@pytest.mark.parametrize(("text", "shown"), [("a word ", 1), ("# a\n", 1), ("<@1>", 2)])
+def test_a_long_text_is_measured_in_linear_time(text: str, shown: int) -> None:
+    """The measured characters grow as the text does. To measure is slow: it makes the service's markup.
+
+    `shown`: how long the service's markup makes a character.
+    """
+    measured: list[int] = []
+
+    def length(given: str) -> int:
+        measured.append(len(given))
+        return shown * len(given)
+
+    for chars in (20_000, 80_000):
+        measured.clear()
+        parts = split(text * (chars // len(text)), 4_000, length)
+        assert len(parts) < 1.1 * shown * chars / 4_000 + 1
+        assert sum(measured) < 20 * chars
+
+
 def _bare(text: str) -> str:
     """A text without blanks, and without fences and their languages, which a part may repeat."""
     return re.sub(r"```(?:python)?|\s", "", text)
