@@ -23,6 +23,7 @@ PAGES = (
     "breakers", "schedules", "pauses", "cost?by=user", "actions",
 )  # fmt: skip
 KEY = "key-of-the-operator"
+LONGEST_ID = "u" * 200
 
 
 @pytest.fixture
@@ -199,13 +200,23 @@ def test_each_page_in_both_themes_and_sizes(
         )
         for width in (1280, 400):
             console.size(width, 800)
-            for address in (*PAGES, f"turns/{sent[1].turn_id}"):
+            for address in (*PAGES, f"memories?user_id={LONGEST_ID}", f"turns/{sent[1].turn_id}"):
                 _go(console, address)
                 console.picture(tmp_path / f"{address.partition('?')[0].replace('/', '-')[:12]}-{theme}-{width}.png")
                 wide = console.driver.execute_script("return document.documentElement.scrollWidth")
                 assert wide <= width, (address, theme)
     console.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     installation.check()
+
+
+@pytest.mark.browser
+def test_a_malformed_address_is_of_nothing(installation: Installation, console: Page) -> None:
+    """An address that was cut off within an escaped character shows an error, not the page before it."""
+    installation.worker().ready()
+    for name, thing in (("turns", "turn"), ("runs", "run")):
+        console.driver.execute_script("location.hash = arguments[0]", f"#/{name}/%E0%A4%A")
+        console.until(lambda thing=thing: f"no such {thing}" in console.texts("#trouble")[0], "the error")
+    assert all("404" in each for each in console.errors())
 
 
 @pytest.mark.browser

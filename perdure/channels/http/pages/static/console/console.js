@@ -71,8 +71,17 @@ function place() {
   const [path, query = ""] = location.hash.slice(2).split("?");
   const [name, ...rest] = path.split("/");
   const known = name in PAGES ? name : FIRST;
-  const argument = rest.length ? decodeURIComponent(rest.join("/")) : null;
+  const argument = rest.length ? unescaped(rest.join("/")) : null;
   return { name: known, page: (argument === null ? null : OF_ONE[known]) ?? PAGES[known], argument, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+/** The text of a part of the address. A malformed one, which no link has, is taken as it is. */
+function unescaped(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function go() {
