@@ -23,7 +23,7 @@ UNRECORDED = {
     "turns list", "turns show", "turns prompt", "turns export", "turns replay", "messages export",
     "memory search", "memory list", "memory show", "memory export",
     "cases export", "cases list", "cases show", "cases search", "cases runs show", "cases runs",
-    "certify", "chat", "send", "link", "memory decay", "cases reflect",
+    "certify", "chat", "send", "memory decay", "cases reflect",
 }  # fmt: skip
 """Commands that serve, that read, that speak as a user, or that do what beat does by itself."""
 
@@ -66,6 +66,18 @@ def test_a_command_is_recorded(perdure: Perdure, runtime: Runtime, database: Dat
     assert [reset[each] for each in members] == ["command", "breakers.reset", "llm:none", None, None, "NOT_FOUND"]
     assert "@" in cancelled["actor"]
     assert "a secret" not in str([reset, added, paused, cancelled])
+
+
+def test_a_link_is_recorded(perdure: Perdure, database: Database) -> None:
+    """Who may link an account to a user may write as this user. The code is not recorded, and a list is no change."""
+    code = perdure("link", "--user", "ann").stdout.split()[1]
+    assert perdure("link", "--user", "ann", "--list").returncode == 0
+    assert perdure("link", "--user", "ann", "--remove", "telegram:77").returncode == 1
+    removed, minted = audit.list_actions(database, 10)
+    members = ("via", "action", "user_id", "note", "outcome")
+    assert [minted[each] for each in members] == ["command", "links.mint", "ann", None, "done"]
+    assert [removed[each] for each in members] == ["command", "links.mint", "ann", "remove telegram:77", "Failure"]
+    assert code not in str([removed, minted])
 
 
 @pytest.mark.parametrize("everything", [True, False])

@@ -9,11 +9,13 @@ import typer
 
 from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
+from perdure.cli.audited import audited
 from perdure.cli.connecting import Tenant
 from perdure.cli.display import AsJson, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 
 
+@audited("links.mint", notes=("remove",), when=lambda given: not given["list_links"])
 def link(
     user: Annotated[str, typer.Option(help="The id of the user.")] = "local",
     tenant: Tenant = None,
@@ -76,9 +78,8 @@ def _remove(key: UserKey, user: str, named: str, *, as_json: bool) -> None:
     if not (channel and colon and external_id):
         raise Failure(f"{named!r} is not a link: name it as CHANNEL:ID, such as discord:1234.", WRONG_USAGE)
     with connecting.database() as database:
-        removed = remove_link(database, key, channel, external_id)
-    if not removed:
-        raise Failure(f"{user!r} has no link {named!r}.")
+        if not remove_link(database, key, channel, external_id):
+            raise Failure(f"{user!r} has no link {named!r}.")
     if as_json:
         write_json({"channel": channel, "external_id": external_id, "removed": True})
     else:
