@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 from pytest_celery import CeleryTestSetup
+from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.conftest import Page
@@ -75,7 +76,47 @@ def test_unsent_messages_arrive_in_their_order(
     rows = installation.query("SELECT text FROM inbox ORDER BY accepted_at")
     assert [row.text for row in rows if row.text != "elsewhere"] == wanted[::2]
     assert "elsewhere" in {row.text for row in rows}
-    assert page.driver.execute_script("return sessionStorage.getItem('perdure.unsent')") is None
+    assert "perdure.unsent" not in str(page.driver.execute_script("return Object.keys(sessionStorage)"))
+
+
+@pytest.mark.browser
+def test_what_one_user_wrote_is_not_shown_to_the_next_one(
+    celery_setup: CeleryTestSetup, installation: Installation, chromium: webdriver.Chrome
+) -> None:
+    """Ana's token expires before her message is sent. Ben, who signs in to the same tab, does not see it; she does."""
+    keys = {"PERDURE_API_KEYS": "a-service-key-of-these-tests", "PERDURE_SECRET_KEY": "the-secret-of-these-tests"}
+    gateway = GatewayProcess(Perdure({**installation.environment, **keys}, installation.directory))
+    gateway.start()
+    try:
+        page = Page(chromium, gateway.url)
+        headers = {"Authorization": f"Bearer {keys['PERDURE_API_KEYS']}"}
+
+        def sign_in(user: str) -> None:
+            body = {"user_id": user, "ttl_s": 600}
+            token = httpx2.post(f"{gateway.url}/v1/tokens", json=body, headers=headers).json()["token"]
+            page.driver.get(f"{gateway.url}/chat/icon.svg")
+            page.driver.execute_script("sessionStorage.setItem('perdure.token', arguments[0])", token)
+            page.driver.get(gateway.url)
+            page.until(lambda: page.texts("#user") == [user], "the user")
+
+        sign_in("ana")
+        page.say("hello")
+        page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer")
+        gateway.stop()
+        page.say("a secret of ana")
+        page.until(lambda: page.texts(".unsent .text") == ["a secret of ana"], "the message")
+        page.driver.get("about:blank")
+        gateway.start()
+        sign_in("ben")
+        page.say("hello")
+        page.until(lambda: page.texts() == ["hello", answer_to("hello")], "the answer to ben only")
+        assert page.find("#text").get_property("value") == ""
+        sign_in("ana")
+        wanted = [each for text in ("hello", "a secret of ana") for each in (text, answer_to(text))]
+        page.until(lambda: page.texts() == wanted, "the message and its answer")
+        page.errors()
+    finally:
+        gateway.kill()
 
 
 @pytest.mark.browser

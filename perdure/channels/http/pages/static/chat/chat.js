@@ -48,8 +48,8 @@ let readsEnd = true;
 let listed = "";
 /** The messages that are not accepted yet, in their order, with what shows them. The tab's storage keeps them, too. */
 let unsent = [];
-/** The messages that this tab had not delivered when it was reloaded, until a conversation is open. */
-const left = [JSON.parse(sessionStorage.getItem(UNSENT) ?? "[]")].flat();
+/** The user's messages that this tab had not delivered when it was reloaded, until a conversation is open. */
+const left = [];
 /** The last request of each conversation's queue: messages are sent one after another, in their order. */
 const queues = new Map();
 /** The files of the last message that was written; those of the next one are taken after them. */
@@ -72,6 +72,7 @@ async function start() {
     if (!(error instanceof Refused) || ![401, 403].includes(error.status)) return wait(error);
     return signIn(token === null ? null : error.message);
   }
+  left.push(...[JSON.parse(sessionStorage.getItem(unsentKey()) ?? "[]")].flat());
   byId("user").textContent = api.user;
   byId("leave").hidden = token === null;
   app.hidden = false;
@@ -398,10 +399,13 @@ function deliver(message) {
   return queues.get(key);
 }
 
+/** Another user may sign in to this tab, if a token has expired or the application around the page has others. */
+const unsentKey = () => `${UNSENT}:${api.user}`;
+
 function keepUnsent(messages) {
   unsent = messages;
-  if (unsent.length) sessionStorage.setItem(UNSENT, JSON.stringify(unsent.map((each) => each.message)));
-  else sessionStorage.removeItem(UNSENT);
+  if (unsent.length) sessionStorage.setItem(unsentKey(), JSON.stringify(unsent.map((each) => each.message)));
+  else sessionStorage.removeItem(unsentKey());
 }
 
 async function post(mine) {
