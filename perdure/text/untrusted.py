@@ -30,6 +30,12 @@ OF_AUTHORS = (Exception, SystemExit, KeyboardInterrupt)
 Any other exception ends the thread. `SystemExit` comes from a function that calls the main() of a command-line program.
 """
 
+REORDERING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""For `str.translate`: JSON escapes of the characters that change the order in which others are shown.
+
+A person who approves a call must read the arguments that it has.
+"""
+
 _READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

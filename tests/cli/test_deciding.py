@@ -29,7 +29,7 @@ AGENTS = '''
 from perdure import Agent, tool
 
 @tool(requires_approval=True)
-def pay(amount: int) -> str:
+def pay(amount: int, to: str = "") -> str:
     """Pay this much."""
     raise AssertionError("the command does not run it")
 
@@ -38,7 +38,7 @@ assistant = Agent("assistant", "You pay.", [pay])
 
 
 @tool(requires_approval=True)
-def pay(amount: int) -> str:
+def pay(amount: int, to: str = "") -> str:
     """Pay an amount."""
     return f"paid {amount}"
 
@@ -162,7 +162,7 @@ def test_an_operator_lists_and_decides_what_staff_approves(
 ) -> None:
     """The operator sees every waiting call, and the turn shows who decided."""
     refund = tool(requires_approval=True, approver="staff", name="refund")(pay.function)
-    model = Scripted(calls(("refund", {"amount": 5})), says("refunded"))
+    model = Scripted(calls(("refund", {"amount": 5, "to": "\u202e54321"})), says("refunded"))
     paying = replace(runtime, agents=Agents([Agent("assistant", "You pay.", [refund])]), models=lambda _name: model)
     sent = accept.accept(paying, Incoming(user=UserKey("ann"), text="refund"))
     runner = Runner(paying, "test")
@@ -172,7 +172,9 @@ def test_an_operator_lists_and_decides_what_staff_approves(
     env = {**environment, "PERDURE_AGENTS": "paying"}
     turn_id = str(sent.turn_id)
 
-    assert "refund\t" in perdure("approvals", "list").stdout
+    shown = perdure("approvals", "list").stdout
+    assert "refund\t" in shown
+    assert r'"to": "\u202e54321"' in shown, "what a person approves is not shown backwards"
     [listed] = json.loads(perdure("approvals", "list", "--user", "ann", "--json").stdout)
     assert (listed["turn_id"], listed["call_id"], listed["approver"]) == (turn_id, "call_0", "staff")
     assert json.loads(perdure("approvals", "list", "--user", "bo", "--json").stdout) == []

@@ -395,7 +395,7 @@ def list_approvals(
     rows = [
         {
             **call.body,
-            "arguments": json.dumps(call.body["arguments"], ensure_ascii=False),
+            "arguments": _shown(call.body["arguments"]),
             "tenant": tenant_of(call.user),
         }
         for call in found
@@ -420,8 +420,13 @@ def _decide(turn_id: str, given: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _pending_call(call: dict[str, Any]) -> str:
-    arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return f"{call['call_id']}: {call['tool']}({arguments}) until {call['expires_at']}"
+    return f"{call['call_id']}: {call['tool']}({_shown(call['arguments'])}) until {call['expires_at']}"
+
+
+def _shown(arguments: dict[str, Any]) -> str:
+    from perdure.text.untrusted import REORDERING
+
+    return json.dumps(arguments, ensure_ascii=False).translate(REORDERING)
 
 
 def _value(text: str) -> Any:

@@ -113,6 +113,20 @@ def test_each_request_is_shown_if_another_was_decided_between_attempts(
     assert shown == [["tool_0"], ["tool_1"], ["tool_2"]]
 
 
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+def test_a_request_shows_its_arguments_in_their_order(three: Installation, every: AllServers, name: str) -> None:
+    """A person approves what is read: no character of an argument shows the others backwards."""
+    target = {"channel": name, "place": {"chat": "21"}, "asker": "11", "approval": True}
+    turn = {
+        "turn_id": str(UUID(int=1)),
+        "pending_approvals": [{**_pending("pay"), "arguments": {"account": "\u202e54321\u2066", "to": "שלום"}}],
+    }
+    ChatCarrier(three.channels, Buttons([b""])).carry(target, json.dumps(turn).encode(), "one delivery")
+    [text] = every.texts()
+    assert r'"account": "\u202e54321\u2066"' in text
+    assert "שלום" in text
+
+
 def test_a_later_request_does_not_replace_the_first(installation: Installation, discord: DiscordServer) -> None:
     """Only the first message of a delivery replaces the deferred answer to a command, also after a failed attempt."""
     made_ms = int(installation.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000

@@ -1,6 +1,6 @@
 /** One message or tool call as the page shows it, and a turn's events applied to them. */
 
-import { element, leaveFocus } from "./elements.js";
+import { element, leaveFocus, shownJson } from "./elements.js";
 import { shownFile } from "./files.js";
 import { rendered } from "./text.js";
 
@@ -206,7 +206,7 @@ export class LiveTurn {
     const own = call.approver === "user";
     const card = element("section", { className: "approval", "data-call": call.call_id, "aria-label": "Approval" },
       element("h2", {}, own ? `May the agent use ${call.tool}?` : `${call.tool} waits for someone else's approval.`),
-      element("pre", {}, JSON.stringify(call.arguments, null, 2)));
+      element("pre", {}, shownJson(call.arguments)));
     if (own) card.append(element("div", { className: "buttons" },
       element("button", { className: "quiet", type: "button", onclick: (event) => decide("deny", event.currentTarget) }, "Deny"),
       element("button", { type: "button", onclick: (event) => decide("approve", event.currentTarget) }, "Approve")));

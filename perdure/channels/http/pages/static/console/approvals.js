@@ -1,18 +1,18 @@
 /** The page "Approvals": tool calls that wait for a person. */
 
-import { element } from "../chat/elements.js";
+import { element, shownJson } from "../chat/elements.js";
 import { ago, ask, button, field, id, table, user } from "./parts.js";
 
 const MOST = 200;
 
 function decide(row, decision, context) {
   const approves = decision === "approve";
-  const input = element("textarea", { value: JSON.stringify(row.arguments, null, 2), rows: 6, spellcheck: false, "aria-label": "Arguments" });
+  const input = element("textarea", { value: shownJson(row.arguments), rows: 6, spellcheck: false, "aria-label": "Arguments" });
   ask({
     title: `${approves ? "Approve" : "Deny"} ${row.tool}`,
     text: element("div", {},
       element("p", {}, `Of ${user(row)}, by the agent ${row.agent}.`),
-      approves ? element("label", {}, "Arguments with which it runs", input) : element("pre", {}, JSON.stringify(row.arguments, null, 2))),
+      approves ? element("label", {}, "Arguments with which it runs", input) : element("pre", {}, shownJson(row.arguments))),
     yes: approves ? "Approve" : "Deny", danger: !approves,
   }, () => {
     let given = null;
@@ -35,7 +35,7 @@ export const approvals = {
   load: (api, { query }, signal) => api.get("approvals", { limit: MOST, user_id: query.user_id, tenant: query.tenant }, signal),
   show: (found, context) => [table("Approvals", [
     ["tool", (row) => row.tool],
-    ["arguments", (row) => element("pre", {}, JSON.stringify(row.arguments, null, 1))],
+    ["arguments", (row) => element("pre", {}, shownJson(row.arguments, 1))],
     ["user", user],
     ["agent", (row) => row.agent],
     ["approver", (row) => row.approver],
