@@ -15,7 +15,6 @@ Without a limit, no statement runs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime, time, timedelta
 from decimal import Decimal
@@ -32,8 +31,6 @@ from perdure.models.protocol import CallAborted, ForeignModel
 from perdure.settings import OnExceeded, Settings
 from perdure.turns import costs, queries
 from perdure.turns.lease.tenure import LeaseLost, Tenure
-
-log = logging.getLogger(__name__)
 
 OUTPUT_TOKENS = 16_384
 """The tokens of a reply that are reserved for a call without `max_tokens`."""
@@ -96,14 +93,14 @@ _SPEND = Statement(
 )
 
 # Sets what a settled turn has cost. For a worker that has lost the session to a message which interrupted, and settled,
-# the turn. Changes nothing if another worker has set the amount (`total`) since: the turn may have gone on there.
+# the turn. Changes nothing if another worker has set the amount (`totals`) since: the turn may have gone on there.
 _GIVE_BACK = Statement(
     "budgets.give_back",
     f"""
     WITH due AS (
         SELECT s.day, s.today AS counted, greatest(%(spent)s::numeric - s.earlier, 0) AS today
         FROM turn_spendings AS s JOIN turns AS t ON t.turn_id = s.turn_id
-        WHERE s.turn_id = %(turn_id)s::uuid AND s.total = %(total)s::numeric AND t.settled_at IS NOT NULL
+        WHERE s.turn_id = %(turn_id)s::uuid AND s.total = ANY (%(totals)s::numeric[]) AND t.settled_at IS NOT NULL
         FOR NO KEY UPDATE OF s
     ), kept AS (
         UPDATE turn_spendings AS s SET today = due.today, total = %(spent)s::numeric
@@ -156,8 +153,6 @@ class TurnBudget:
         self._row = tenure.at_hand
         self._spent = spent
         self._root_id: UUID | None = None
-        self._total: Decimal | None = None
-        """What the turn's row was set to with the last reservation."""
         self._open: tuple[str | ForeignModel, int] | None = None
         """The model and the tokens of the prompt of a call that has been reserved, and of which no reply is known."""
 
@@ -176,8 +171,12 @@ class TurnBudget:
         if self._limits:
             cost = costs.at_most(model, prompt_tokens, output_tokens or OUTPUT_TOKENS, self._settings)
             spent = self._spent()
-            self._spend(spent, cost)
-            self._total, self._open = spent + cost, (model, prompt_tokens)
+            try:
+                self._spend(spent, cost)
+            except Unavailable:  # it may have been committed
+                self._tenure.reserved.append(spent + cost)
+                raise
+            self._tenure.reserved[:], self._open = [spent + cost], (model, prompt_tokens)
 
     def ended(self, error: Exception | None = None) -> None:
         """Tell that the call has a reply, or failed with `error`. Its provider bills a call that was broken off."""
@@ -190,20 +189,16 @@ class TurnBudget:
         A call that was broken off counts with its prompt and the `streamed_tokens` of its reply. What an earlier worker
         has reserved for a call, in which it died, stays reserved until this one makes a call, too.
 
-        If the database is unavailable, the amount stays reserved: the turn must not be lost for it.
-
         Raises:
             LeaseLost: another worker has the session.
+            Unavailable: the database cannot be reached; the call may be repeated.
         """
-        if self._total is None:
+        if not self._tenure.reserved:
             return
         if self._open is not None:
             unstored += costs.at_most(*self._open, streamed_tokens, self._settings)
-        try:
-            if not self._frees(self._spent() + unstored):
-                raise LeaseLost
-        except Unavailable as error:
-            log.warning("turn %s: what it reserved of its budget stays reserved: %s", self._row.turn_id, error.message)
+        if not self._frees(self._spent() + unstored):
+            raise LeaseLost
 
     def _frees(self, spent: Decimal) -> bool:
         """Set the turn's row to what the turn has cost. Returns False if the session is lost.
@@ -213,7 +208,7 @@ class TurnBudget:
         try:
             self._spend(spent, Decimal())
         except LeaseLost:
-            self._database.run(_GIVE_BACK, {**self._given(spent), "total": self._total})
+            self._database.run(_GIVE_BACK, {**self._given(spent), "totals": self._tenure.reserved})
             return False
         return True
 

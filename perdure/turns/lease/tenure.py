@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 from weakref import WeakSet
@@ -151,6 +152,7 @@ class TurnScope:
         lost: Another claim has raised the session's fence.
         shutting_down: The process takes no more steps.
         deps: What the agent's function `deps` made for this run of the turn.
+        reserved: The amounts to which this run may last have set what the turn costs (`perdure.turns.budgets`).
         report: Tells those who follow the turn the progress of a call: its id, its tool and a text.
     """
 
@@ -163,6 +165,7 @@ class TurnScope:
         self.lost = False
         self.shutting_down = False
         self.deps: Any = None
+        self.reserved: list[Decimal] = []
         self.report: Callable[[str, str, str], None] | None = None
         self._clock = clock
         self._began = clock.monotonic()
@@ -361,6 +364,7 @@ class Tenure(TurnScope):
             self.running = self.at_hand.turn_id
             self.cancelled = False
             self.deps = self.report = None
+            self.reserved = []
             if not (self.lost or self.shutting_down):
                 self.stopping.clear()
             if not self.lost:

@@ -203,6 +203,34 @@ def persist(runtime: Runtime, tenure: Tenure, commit: Callable[[], Committed]) -
         _pause(tenure, refused - 1, _LONGEST_PAUSE_S)
 
 
+def insist(runtime: Runtime, tenure: Tenure, write: Callable[[], None]) -> None:
+    """Retry `write`, which may be repeated, until it succeeds. Retries for at most the duration of a lease.
+
+    Unlike `persist`, this gives `write` a last try if the session is lost. A process that shuts down tries at most
+    twice.
+
+    Raises:
+        LeaseLost: another worker has the session, or the database is unavailable for the duration of a lease.
+        Unavailable: the database refuses each try.
+    """
+    until = runtime.clock.monotonic() + tenure.lease_s
+    refused = 0
+    while True:
+        try:
+            write()
+        except Unavailable:
+            if runtime.clock.monotonic() >= until or (tenure.shutting_down and refused):
+                raise
+        else:
+            return
+        try:
+            wait_for_database(runtime, tenure, refused)
+        except LeaseLost:
+            write()
+            raise
+        refused += 1
+
+
 def read_patiently(runtime: Runtime, tenure: Tenure) -> None:
     """Begin or read again the session's oldest unsettled turn, and renew the lease.
 

@@ -83,7 +83,15 @@ from perdure.turns.outcome import (
 from perdure.turns.prompt import first_read
 from perdure.turns.prompt.window import change, kept_turns, turns_budget, turns_read
 from perdure.turns.run.call_model import ModelCaller
-from perdure.turns.run.commit import Step, StepCommit, commit_step, leave_out_tools, read_patiently, wait_for_database
+from perdure.turns.run.commit import (
+    Step,
+    StepCommit,
+    commit_step,
+    insist,
+    leave_out_tools,
+    read_patiently,
+    wait_for_database,
+)
 from perdure.turns.run.instructions import instructions_of
 from perdure.turns.run.judge_reply import judge
 from perdure.turns.run.leave import Concluded, Leaving, Left, SliceOver, Turns
@@ -522,12 +530,19 @@ class Turn(ABC):
         return self._end(outcome) if isinstance(outcome, Ending) else outcome
 
     def _settle_budget(self, outcome: Outcome | None = None) -> None:
-        """Free what the turn has reserved and not used. A reply of the model counts even if it is not stored."""
+        """Free what the turn has reserved and not used. A reply of the model counts even if it is not stored.
+
+        If the database stays unavailable, the amount stays reserved: the turn must not be lost for it.
+        """
         replies, charged = (outcome.last_step(), outcome.charged()) if isinstance(outcome, Ending) else ([], [])
         if not replies and self._unstored is not None:
             replies = [self._unstored()]
         cost = costs.spent([*replies, *charged], self._agent, self._runtime.settings)
-        self._budget.settle(cost, self._text.streamed_chars // BYTES_PER_TOKEN)
+        settle = partial(self._budget.settle, cost, self._text.streamed_chars // BYTES_PER_TOKEN)
+        try:
+            insist(self._runtime, self._tenure, settle)
+        except Unavailable as error:
+            log.warning("turn %s: what it reserved of its budget stays reserved: %s", self._row.turn_id, error.message)
 
     def announce(self, outcome: Outcome) -> None:
         """Tell those who follow the turn that it waits."""

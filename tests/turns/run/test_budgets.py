@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -469,21 +471,109 @@ def test_a_worker_that_lost_the_session_reserves_nothing(harness: Harness) -> No
 def test_a_turn_is_not_lost_if_it_cannot_free_what_it_reserved(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reply is there: the model is not called again."""
+    """Its reply is there: the model is not called again. The worker tries for the duration of a lease."""
     _own(harness)
     _limit(harness, user_day="1")
-    spend, seen = TurnBudget._spend, list[Decimal]()
+    spend, seen, began = TurnBudget._spend, list[Decimal](), harness.clock.monotonic()
 
     def fails(self: TurnBudget, spent: Decimal, reserved: Decimal) -> None:
         seen.append(reserved)
         if not reserved:
+            harness.clock.advance(timedelta(seconds=harness.settings.turn.lease_s / 2))
             raise Unavailable("gone")
         spend(self, spent, reserved)
 
     monkeypatch.setattr(TurnBudget, "_spend", fails)
     harness.script(_says())
     assert harness.ask()["status"] == "done"
-    assert (len(seen), len(harness.model.requests)) == (2, 1)
+    assert (len(seen), len(harness.model.requests)) == (3, 1)
+    assert harness.clock.monotonic() - began < 2 * harness.settings.turn.lease_s
+
+
+def _loses(moment: str, name: str, nth: int) -> Callable[[str, str], None]:
+    """A hook that loses the connection before or after the `nth` commit called `name`."""
+    seen = itertools.count(1)
+
+    def lose(at: str, committed: str) -> None:
+        if (at, committed) == (moment, name) and next(seen) == nth:
+            raise Unavailable("the connection is lost")
+
+    return lose
+
+
+@kinds
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_lost_connection_leaves_nothing_reserved(harness: Harness, make: Any, moment: str) -> None:
+    """When the turn frees what it has not used. A restart of the database would use up the budget of the day."""
+    make(harness)
+    _limit(harness, user_day="0.01", tenant_day="0.01")
+    harness.script(_says())
+    sent = harness.send()
+    with harness.hooked(_loses(moment, "budgets.spend", 2)):
+        harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    assert len(harness.model.requests) == 1
+    assert _spent(harness) == _spent(harness, "tenant") == [REPLIED]
+
+
+def test_a_restart_leaves_nothing_reserved_by_a_turn_that_is_interrupted_meanwhile(harness: Harness) -> None:
+    """The worker learns that it has lost the session when it reads the session's state again."""
+    _own(harness)
+    _limit(harness, user_day="0.01")
+    lose = _loses("before", "budgets.spend", 2)
+
+    def lose_and_interrupt(at: str, committed: str) -> None:
+        if (at, committed) == ("before", "turns.begin_next"):
+            harness.database.observe = None
+            harness.send("never mind", on_busy="interrupt")
+        lose(at, committed)
+
+    harness.script(_says("too late"))
+    sent = harness.send()
+    with harness.hooked(lose_and_interrupt):
+        harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
+    assert _spent(harness) == [REPLIED]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_lost_connection_leaves_nothing_reserved_by_an_interrupted_turn(harness: Harness, moment: str) -> None:
+    """Its worker has lost the session, and frees the rest of the reservation without the lease."""
+    _own(harness)
+    _limit(harness, user_day="0.01")
+
+    def late(request: ModelRequest, call: ModelCall) -> ModelReply:
+        harness.send("never mind", on_busy="interrupt")
+        return _says("too late")
+
+    harness.script(late)
+    sent = harness.send()
+    with harness.hooked(_loses(moment, "budgets.give_back", 1)):
+        harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
+    assert _spent(harness) == [REPLIED]
+
+
+@kinds
+def test_a_reservation_whose_commit_was_lost_is_freed(harness: Harness, make: Any) -> None:
+    """If the turn is cancelled before it calls the model, no later reservation sets the amount."""
+    make(harness)
+    _limit(harness, user_day="0.01")
+    sent, lose = harness.send(), _loses("after", "budgets.spend", 1)
+
+    def lose_and_cancel(at: str, committed: str) -> None:
+        try:
+            lose(at, committed)
+        except Unavailable:
+            harness.database.observe = None
+            cancel(harness.runtime, sent.turn_id)
+            raise
+
+    with harness.hooked(lose_and_cancel):
+        harness.run(sent.session_id)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
+    assert harness.model.requests == []
+    assert sum(_spent(harness)) == 0
 
 
 def test_what_other_agents_use_counts(harness: Harness) -> None:
