@@ -82,6 +82,9 @@ class PerdureTask(Task):  # type: ignore[misc]
     from_config = ()
     """Empty, so the application's settings (`task_acks_late` and others) do not apply. The attributes below apply."""
 
+    max_retries = None
+    """No limit. `retry` takes `None` as this attribute, whose default is 3."""
+
     serializer = "json"
     ignore_result = True
     acks_late = False
@@ -163,7 +166,7 @@ class PerdureTask(Task):  # type: ignore[misc]
         countdown = min(_FIRST_RETRY_S * 2.0 ** min(self.request.retries, _MOST_DOUBLINGS), _LONGEST_RETRY_S)
         again: Exception
         try:
-            again = self.retry(exc=error, countdown=countdown, max_retries=None, throw=False)
+            again = self.retry(exc=error, countdown=countdown, throw=False)
         except Reject:
             # The retry cannot be published or recorded, so the message returns to its queue.
             again = Reject(str(error), requeue=True)
