@@ -2,8 +2,8 @@
 
 Cosine similarity cannot distinguish a contradiction from a paraphrase: "not", or 30 instead of 90, hardly changes a
 vector. This module compares numbers, negations, names, and words that exclude each other, in English and Korean, and
-numbers in German, Spanish, Japanese and Chinese, too. In doubt, it reports a difference. The caller then keeps both
-texts, although they may mean the same.
+numbers in German, French, Spanish, Portuguese, Japanese and Chinese, too. In doubt, it reports a difference. The caller
+then keeps both texts, although they may mean the same.
 
 A caller that compares many texts should first compare the integers `fingerprint`, `name_bits` and `word_bits` of
 `Features`. These integers decide most pairs.
@@ -23,7 +23,7 @@ from operator import or_
 
 from perdure.text.linear import has_hangul, normalized
 from perdure.text.patterns import SPACE, STARTS, Match, compiled
-from perdure.text.words import KOREAN_PLACES, TITLES, Reading, Token, stem, tokens, without_particle, word_list
+from perdure.text.words import KOREAN_PLACES, TITLES, Reading, Token, sides, stem, tokens, without_particle, word_list
 
 MAX_CHARS = 10_000
 """Maximum characters of a normalised text that are analysed. The rest of the text is compared by its hash."""
@@ -57,6 +57,15 @@ class Difference:
     kind: DifferenceKind
     left: str
     right: str
+
+    @property
+    def excludes(self) -> bool:
+        """Whether the texts cannot both be true: one denies the other, or they differ in one of two opposites.
+
+        Two names, numbers, days or colours may belong to two things.
+        """
+        is_polar = self.kind is DifferenceKind.OPPOSITE and sides(self.left) <= 2  # noqa: PLR2004 (two sides)
+        return is_polar or self.kind is DifferenceKind.NEGATION
 
     def __str__(self) -> str:
         article = "an" if self.kind is DifferenceKind.OPPOSITE else "a"
@@ -196,10 +205,12 @@ _NUMBERS = {
         ("zero twice thrice dozen thousand million half quarter", (0, 2, 3, 12, 1000, 10**6, "1/2", "1/4")),
         ("zwei drei vier fünf sechs sieben acht neun zehn", range(2, 11)),
         ("dos tres cuatro cinco seis siete ocho nueve diez", range(2, 11)),
+        ("deux trois quatre cinq six sept huit neuf dix", range(2, 11)),
+        ("dois três quatro cinco seis sete oito nove dez", range(2, 11)),
     )
     for word, number in zip(word_list(names), map(str, numbers), strict=True)
 }
-"""English, German and Spanish number words; without "one", which is usually a pronoun: "this one"."""
+"""Number words of five languages. "One" is none of them: it is usually a pronoun, as in "this one"."""
 _NUMERALS = {numeral: str(number) for number, numeral in enumerate("一二三四五六七八九十", start=1)} | {"两": "2"}
 _NUMERAL = compiled("([一二三四五六七八九十两])([人个個匹只隻本歳岁点時时分元円位名口])")
 """A Japanese or Chinese numeral before a counter. Others may be parts of words, such as 三月 (March)."""

@@ -162,6 +162,7 @@ _OPPOSITES = {
     for side, members in enumerate(group.split("/"))
     for member in members.split()
 }
+_SIDES = [group.count("/") + 1 for group in _EXCLUSIVE.replace("\n", "|").split("|")]
 _LONGEST_KOREAN_OPPOSITE = 4
 _LONGEST_SHORT_VERB = 3
 
@@ -178,3 +179,9 @@ def _opposite(word: str) -> tuple[int, int] | None:
         if (found := _OPPOSITES.get(word[:length])) and (length > 1 or len(word) <= _LONGEST_SHORT_VERB):
             return found
     return None
+
+
+def sides(word: str) -> int:
+    """How many sides the word's group in `_EXCLUSIVE` has, such as 2 for "cheap" and 7 for "monday"; 0 without one."""
+    found = _opposite(word)
+    return 0 if found is None else _SIDES[found[0]]

@@ -1,7 +1,8 @@
 """Sequences of two statements of a user, made by hand, and the models that extract them: a good and a bad one.
 
 The later statement of a sequence changes the earlier one, says the same in other words (a paraphrase), or only looks
-alike. The sequences are in `benchmarks/data/memory_changes.json`, in six languages.
+alike. The sequences are in `benchmarks/data/memory_changes.json`, in six languages, and in `memory_changes_2.json`, in
+nine, with other words, domains and registers.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ class Sequence2:
         return self.kind not in (PARAPHRASE, LOOK_ALIKE)
 
 
-SEQUENCES = [
-    Sequence2(**each)
-    for each in json.loads((ROOT / "benchmarks" / "data" / "memory_changes.json").read_text(encoding="utf-8"))
-]
+def _read(name: str) -> list[Sequence2]:
+    found = json.loads((ROOT / "benchmarks" / "data" / name).read_text(encoding="utf-8"))
+    return [Sequence2(**each) for each in found]
+
+
+SEQUENCES = _read("memory_changes.json")
+OTHER_SEQUENCES = _read("memory_changes_2.json")
 
 Decide = Callable[[Sequence2], tuple[str, bool]]
 """The decision of a model about a sequence, and whether the model tells the attribute.

@@ -1,4 +1,4 @@
-"""Memories follow what changes, in six languages, with a good and a bad extraction model and with the rules alone."""
+"""Memories follow what changes, in several languages, with good and bad extraction models and with the rules alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ from collections import Counter
 
 import pytest
 
+from perdure.memory.consolidation.candidates import Decision
+from perdure.memory.consolidation.judging import Pair, Topic, guard, settle
+from perdure.models.embedders.hashing import HashEmbedder
+from perdure.models.embedders.protocol import Embedder
+from perdure.models.embedders.static import StaticEmbedder
 from perdure.settings import Settings
+from perdure.text.statements import Relation
 from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import Archive
-from tests.memory.changes import LOOK_ALIKE, PARAPHRASE, SEQUENCES, Decide, bad, bad_with_attributes, figures, good
+from tests.memory.changes import (
+    LOOK_ALIKE,
+    OTHER_SEQUENCES,
+    PARAPHRASE,
+    SEQUENCES,
+    Decide,
+    Sequence2,
+    bad,
+    bad_with_attributes,
+    figures,
+    good,
+)
 from tests.turns.harness import Harness
 
 
@@ -53,3 +70,40 @@ def test_memories_follow_what_changes(
     assert found.touched == []
     assert found.superseded >= superseded, found.missed
     assert found.merged >= merged, found.missed
+
+
+@pytest.mark.parametrize("embedder", [HashEmbedder(384), StaticEmbedder()], ids=["hash", "static"])
+@pytest.mark.parametrize(
+    ("decide", "superseded", "merged"),
+    [
+        pytest.param(good, 0.95, 0.9, id="good model"),
+        pytest.param(None, 0.8, 0.6, id="rules alone"),
+        pytest.param(bad, 0.8, 0.0, id="bad model"),
+        pytest.param(bad_with_attributes, 0.8, 0.0, id="bad model that names attributes"),
+    ],
+)
+def test_other_words_and_languages_reach_the_same(
+    embedder: Embedder, decide: Decide | None, superseded: float, merged: float
+) -> None:
+    """The second set, without the database: what decides about two statements alone."""
+    relations = [(each, _settled(embedder, each, decide)) for each in OTHER_SEQUENCES]
+    changes = [found for sequence, found in relations if sequence.is_change]
+    repeated = [found for sequence, found in relations if sequence.kind == PARAPHRASE]
+    assert [each for each, found in relations if each.is_change and found is Relation.SAME] == []
+    touched = (Relation.SAME, Relation.CHANGES)
+    assert [each for each, found in relations if each.kind == LOOK_ALIKE and found in touched] == []
+    assert changes.count(Relation.CHANGES) >= superseded * len(changes)
+    assert repeated.count(Relation.SAME) >= merged * len(repeated)
+
+
+def _settled(embedder: Embedder, sequence: Sequence2, decide: Decide | None) -> Relation:
+    vectors = embedder.embed([sequence.earlier, sequence.later])
+    similarity = sum(one * other for one, other in zip(*vectors, strict=True))
+    pair = Pair(sequence.earlier, sequence.later, similarity)
+    said, tells = (None, False) if decide is None else decide(sequence)
+    decision = None if said is None else Decision(said)
+    named = sequence.attribute or ("hobby" if decision is not Decision.NEW else "")
+    subject, attribute = ("user", named) if tells and named else ("", "")
+    topics = (Topic.of(sequence.earlier, subject, attribute), Topic.of(sequence.later, subject, attribute))
+    is_named = decision not in (None, Decision.NEW)
+    return settle(pair, guard(pair, 0.92), decision, topics, is_named=is_named).relation

@@ -44,15 +44,20 @@ from perdure.text.statements import (
     USER,
     Relation,
     anchors,
+    are_of_one_thing,
+    are_of_two_things,
     comparable,
+    counts,
     denies,
     differ,
     is_compared,
+    may_end,
     read,
     relate,
     resemble,
     turned,
 )
+from perdure.text.words import sides
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,9 @@ JUDGES = Choice("PERDURE_MEMORY__JUDGE", "perdure.judges", ("guard", "model"), C
 
 _NEAR = 0.8
 """The similarity of statements that may be the same although they have few words in common."""
+
+_LONGEST_COUNT = 2
+"""The most digits of a number that tells nothing by itself: "two sons" and "two daughters" have one."""
 
 _USER_NAMES = frozenset(
     {
@@ -155,16 +163,25 @@ class Settled:
 
 
 def guard(pair: Pair, threshold: float) -> Relation:
-    """The relation by rules. Above the similarity `threshold`, statements in which no rule finds a difference agree."""
+    """The relation by rules. Above the similarity `threshold`, statements in which no rule finds a difference agree.
+
+    There, an opposite, a denial and another number in the same words is a change, and another day of one thing ("my
+    weekly call is on Monday"). Other names, numbers and days are not: both statements may be true.
+    """
     if comparison_key(pair.earlier) == comparison_key(pair.later):
         return Relation.SAME
-    found = relate(pair.earlier, pair.later)
-    if found is not Relation.UNKNOWN or pair.similarity is None or pair.similarity <= threshold:
-        return found
+    related = relate(pair.earlier, pair.later)
+    if related is not Relation.UNKNOWN or pair.similarity is None or pair.similarity <= threshold:
+        return related
     if not comparable(pair.earlier, pair.later) or turned(pair.earlier, pair.later):
         return Relation.UNKNOWN
-    if difference(pair.earlier, pair.later) is not None:
-        return Relation.CHANGES
+    found = difference(pair.earlier, pair.later)
+    if found is not None:
+        is_moved = sides(found.left.casefold()) > 0 and are_of_one_thing(pair.earlier, pair.later)
+        is_corrected = found.excludes or is_moved or counts(pair.earlier, pair.later)
+        return Relation.CHANGES if is_corrected else Relation.UNKNOWN
+    if are_of_two_things(pair.earlier, pair.later):
+        return Relation.UNKNOWN  # "my flight", "my return flight"
     agrees = is_compared(pair.earlier, pair.later) or not differ(pair.earlier, pair.later)
     return Relation.SAME if agrees else Relation.UNKNOWN
 
@@ -199,7 +216,8 @@ def settle(  # noqa: C901, PLR0911 (the table of the module's docstring)
         agrees = _may_repeat(pair, has_one_topic=is_same) and not differ(pair.earlier, pair.later)
         return Settled(Relation.SAME if agrees else Relation.UNKNOWN, disputed=not agrees)
     if said in (Decision.CHANGES, Decision.ENDS):
-        changes = is_same and (not topics[0].has_several or denies(pair.earlier, pair.later))
+        is_over = not topics[0].has_several or denies(pair.earlier, pair.later) or counts(pair.earlier, pair.later)
+        changes = is_same and is_over and may_end(pair.earlier, pair.later)
         return Settled(Relation.CHANGES if changes else Relation.UNKNOWN, disputed=not changes)
     has_one_value = is_same and topics[0].attribute in SINGLE and comparable(pair.earlier, pair.later)
     if decision is None and has_one_value and _is_another_value(pair):
@@ -212,13 +230,15 @@ def _may_repeat(pair: Pair, *, has_one_topic: bool) -> bool:
     names = anchors(pair.earlier, pair.later), anchors(pair.later, pair.earlier)
     if all(names) and names[0].isdisjoint(names[1]):
         return False
-    has_one_value = has_one_topic and names[0] == names[1] != frozenset()
+    is_telling = any(len(each) > _LONGEST_COUNT or not each.isdecimal() for each in names[0])
+    has_one_value = has_one_topic and is_telling and names[0] == names[1]
     return has_one_value or resemble(pair.earlier, pair.later) or (pair.similarity or 0) >= _NEAR
 
 
 def _is_another_value(pair: Pair) -> bool:
     """Whether both statements assert something, and `difference` finds another name or number."""
-    is_asserted = not read(pair.earlier).is_over and not read(pair.later).is_over
+    later = read(pair.later)
+    is_asserted = not read(pair.earlier).is_over and not later.is_over and not later.may_be_a_place
     return is_asserted and difference(pair.earlier, pair.later) is not None
 
 
