@@ -25,7 +25,8 @@ from perdure.memory.consolidation.merging import QUOTATION_KIND
 from perdure.memory.consolidation.queries import ENDED_BY, LOCK_USER
 from perdure.memory.consolidation.reopening import current_near, reopen
 from perdure.text.injections import instructs
-from perdure.text.statements import USER, Relation, read
+from perdure.text.reading import USER, read
+from perdure.text.statements import Relation
 
 _MOST_SOURCES = 50
 _SOURCE_CHARS = 2_000

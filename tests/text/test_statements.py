@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.text.statements import Relation, differ, read, relate
+from perdure.text.reading import read
+from perdure.text.statements import Relation, differ, relate
 
 DIFFERENT = (
     ("Ich fahre im Juni nach Rom.", "Ich fahre im Juli nach Rom."),

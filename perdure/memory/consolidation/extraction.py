@@ -31,7 +31,7 @@ from perdure.models.protocol import Message, Model, ModelCall, ModelRequest, Rol
 from perdure.text.injections import instructs
 from perdure.text.linear import words
 from perdure.text.quoting import without_quotations
-from perdure.text.statements import MAX_CHARS, read
+from perdure.text.reading import MAX_CHARS, read
 from perdure.text.untrusted import cut, first_line
 
 CHUNK_CHARS = 24_000
@@ -299,7 +299,7 @@ def _is_deceived(candidate: Candidate, part: Sequence[ConversationMessage]) -> b
 
 
 def telling_words(text: str) -> frozenset[str]:
-    """The words of a text that carry meaning, in the stems of `perdure.text.statements`."""
+    """The words of a text that carry meaning, in the stems of `perdure.text.reading`."""
     pieces = (text[at : at + MAX_CHARS] for at in range(0, len(text), MAX_CHARS))
     return frozenset(chain.from_iterable(read(each).words for each in pieces))
 

@@ -38,10 +38,8 @@ from perdure.plugins import Choice
 from perdure.settings import Settings
 from perdure.text.contradiction import difference
 from perdure.text.json_replies import values_in, without_fence
+from perdure.text.reading import SEVERAL, SINGLE, USER, read
 from perdure.text.statements import (
-    SEVERAL,
-    SINGLE,
-    USER,
     Relation,
     anchors,
     are_of_one_thing,
@@ -52,7 +50,6 @@ from perdure.text.statements import (
     differ,
     is_compared,
     may_end,
-    read,
     relate,
     resemble,
     turned,

@@ -32,7 +32,8 @@ from perdure.memory.consolidation.judging import Pair, Settled, Topic, guard, se
 from perdure.memory.embedding import register, vector_literal
 from perdure.models.embedders.protocol import Vector
 from perdure.settings import ConsolidationSettings
-from perdure.text.statements import Relation, read
+from perdure.text.reading import read
+from perdure.text.statements import Relation
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from perdure.database.engine import Executor
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.judging import Pair, Topic, guard
 from perdure.memory.consolidation.merging import MOST_NEAR, QUOTATION_KIND
-from perdure.text.statements import SINGLE, Relation
+from perdure.text.reading import SINGLE
+from perdure.text.statements import Relation
 
 _NO_VECTORS: dict[str, Any] = {"embedder_id": 0, "vector": None, "named": [], "most": MOST_NEAR}
 
