@@ -405,8 +405,9 @@ def test_blank_texts_that_a_server_refuses_are_not_sent_again(model: Made, serve
     server.script(Status(400, message=said), Answer("Yes."), Answer("Yes."))
     for _ in range(2):
         assert ask(model, *conversation).content == "Yes."
-    sent = [[each["content"] for each in body["messages"][2:]] for body in server.requests]
-    assert sent == [["", ""], [None, "(nothing)"], [None, "(nothing)"]]
+    first, *others = [[each["content"] for each in body["messages"][2:]] for body in server.requests]
+    assert first[0] == ""  # an empty result of a tool is no blank text in the requests of pydantic-ai's models
+    assert others == [[None, "(nothing)"], [None, "(nothing)"]]
 
 
 @pytest.mark.parametrize(

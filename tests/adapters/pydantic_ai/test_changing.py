@@ -389,8 +389,12 @@ def test_a_parallel_guard_refuses_a_finished_reply(harness: Harness, bench: Benc
     """No tool of the reply runs, and its tokens count."""
     beside = Beside(Refuse("Not with me.", Usage(5, 1)))
     bench.equip(Tool("act"), input_guards=[guard(beside, parallel=True)])
-    harness.script(calls(("act", {"amount": 1})))
-    threading.Timer(0.3, beside.go.set).start()
+
+    def replies(request: ModelRequest, call: ModelCall) -> ModelReply:
+        threading.Timer(0.3, beside.go.set).start()
+        return calls(("act", {"amount": 1}))
+
+    harness.script(replies)
     turn = harness.ask()
     assert (turn["error"]["code"], turn["steps"], turn["usage"]["input_tokens"]) == ("GUARD_REJECTED", 1, 15)
     assert bench.counts == {}
