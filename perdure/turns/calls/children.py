@@ -49,7 +49,7 @@ def value_of(reply: str | None, data: Any) -> Any:
     {'why': 'late', 'refund': True}
     """
     if data is None or reply is None:
-        return reply
+        return reply if data is None else data
     try:
         written = json.loads(reply)
     except ValueError:
