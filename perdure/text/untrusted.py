@@ -30,11 +30,8 @@ OF_AUTHORS = (Exception, SystemExit, KeyboardInterrupt)
 Any other exception ends the thread. `SystemExit` comes from a function that calls the main() of a command-line program.
 """
 
-REORDERING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-"""For `str.translate`: JSON escapes of the characters that change the order in which others are shown.
-
-A person who approves a call must read the arguments that it has.
-"""
+_REORDERING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""JSON escapes of the characters that change the order in which others are shown."""
 
 _READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -165,6 +162,11 @@ def identifier(name: str) -> str:
     if not is_identifier(name):
         raise ValueError(f"must be {IDENTIFIER}")
     return name
+
+
+def shown_json(value: object, indent: int | None = None) -> str:
+    """The arguments of a call as JSON for a person, who must read them in their order to approve the call."""
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_REORDERING)
 
 
 def cut(text: str, limit: int) -> str:

@@ -26,7 +26,7 @@ from perdure.channels.services.protocol import Button, Channel, Place
 from perdure.channels.services.splitting import split
 from perdure.errors import CircuitBreakerOpen, loggable
 from perdure.resilience.registry import BreakerRegistry
-from perdure.text.untrusted import REORDERING, cut
+from perdure.text.untrusted import cut, shown_json
 from perdure.tools.registry import USER
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 from perdure.turns.reading import cut_off, question_of
@@ -177,7 +177,7 @@ def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
 
 def _request(channel: Channel, call: dict[str, Any]) -> str:
     """The text of an approval request. Replaces backquotes in the arguments, because they could end the code block."""
-    arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=2).replace("`", "'").translate(REORDERING)
+    arguments = shown_json(call["arguments"], indent=2).replace("`", "'")
     question = f"`{call['tool']}` needs {'your approval' if call['approver'] == USER else 'the approval of staff'}:"
     most = channel.most_chars - len(question) - _FRAME_CHARS
     while channel.length(text := f"{question}\n```\n{cut(arguments, most)}\n```") > channel.most_chars:

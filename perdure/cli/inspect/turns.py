@@ -384,6 +384,7 @@ def list_approvals(
     `perdure turns approve TURN CALL` and `perdure turns deny TURN CALL` decide.
     """
     from perdure.access.tenants import tenant_of
+    from perdure.text.untrusted import shown_json
     from perdure.turns.calls.waiting import list_waiting
 
     key, named = connecting.parse_user(user, tenant)
@@ -395,7 +396,7 @@ def list_approvals(
     rows = [
         {
             **call.body,
-            "arguments": _shown(call.body["arguments"]),
+            "arguments": shown_json(call.body["arguments"]),
             "tenant": tenant_of(call.user),
         }
         for call in found
@@ -420,13 +421,9 @@ def _decide(turn_id: str, given: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _pending_call(call: dict[str, Any]) -> str:
-    return f"{call['call_id']}: {call['tool']}({_shown(call['arguments'])}) until {call['expires_at']}"
+    from perdure.text.untrusted import shown_json
 
-
-def _shown(arguments: dict[str, Any]) -> str:
-    from perdure.text.untrusted import REORDERING
-
-    return json.dumps(arguments, ensure_ascii=False).translate(REORDERING)
+    return f"{call['call_id']}: {call['tool']}({shown_json(call['arguments'])}) until {call['expires_at']}"
 
 
 def _value(text: str) -> Any:

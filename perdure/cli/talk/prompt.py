@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import secrets
 import shutil
 import signal
@@ -31,7 +30,7 @@ from perdure.cli.talk.wrapping import Wrapping
 from perdure.errors import PerdureError
 from perdure.events.event import Event, EventKind
 from perdure.runtime import Runtime
-from perdure.text.untrusted import is_storable
+from perdure.text.untrusted import is_storable, shown_json
 from perdure.turns.reading import cut_off, question_of
 
 _HELP = """/new      begin another conversation       /list      list your conversations
@@ -281,8 +280,7 @@ class _LiveReply:
             case EventKind.TOOL_RESULT:
                 self._status.update("thinking")
             case EventKind.TOOL_CALL:
-                arguments = json.dumps(event.data["arguments"], ensure_ascii=False)
-                self._note(f"  {event.data['name']} {arguments[:_LONGEST_CALL]}")
+                self._note(f"  {event.data['name']} {shown_json(event.data['arguments'])[:_LONGEST_CALL]}")
             case EventKind.APPROVAL_REQUIRED:
                 tool, call_id, approver = (event.data[name] for name in ("tool", "call_id", "approver"))
                 by = "" if approver == "user" else f" by {approver}"
