@@ -3,14 +3,16 @@
 The SDK starts a task for each unsolicited message, without a limit. This filter passes only answers, the few
 notifications that perdure uses, and at most `_MOST_PROGRESS` notifications a second of the progress of calls. The
 filter itself answers a server's requests, one at a time. A server that sends many requests, or does not read the
-answers, delays only its own connection.
+answers, delays only its own connection. `check_list` gets each list of tools first, because the SDK refuses a whole
+list for one malformed tool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from mcp.client._transport import ReadStream, TransportStreams, WriteStream
@@ -34,19 +36,24 @@ _ANSWER_S = 5
 
 Item = SessionMessage | Exception
 Streams = TransportStreams
+CheckList = Callable[[dict[str, Any]], dict[str, Any]]
+"""Gets the result of `tools/list` as the server sent it, and returns the result for the SDK."""
 
 
 class FilteredTransport:
     """Adds the filter to a transport. Sets `ended` when the connection has ended."""
 
-    def __init__(self, transport: AbstractAsyncContextManager[Streams], ended: anyio.Event) -> None:
+    def __init__(
+        self, transport: AbstractAsyncContextManager[Streams], ended: anyio.Event, check_list: CheckList = dict
+    ) -> None:
         self._transport = transport
         self._ended = ended
+        self._check_list = check_list
 
     async def __aenter__(self) -> Streams:
         """Connect; returns the streams to read from and to write to."""
         read, write = await self._transport.__aenter__()
-        return FilteredStream(read, write, self._ended), write
+        return FilteredStream(read, write, self._ended, self._check_list), write
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -58,10 +65,17 @@ class FilteredTransport:
 class FilteredStream:
     """The stream of messages that pass the filter."""
 
-    def __init__(self, read: ReadStream[Item], write: WriteStream[SessionMessage], ended: anyio.Event) -> None:
+    def __init__(
+        self,
+        read: ReadStream[Item],
+        write: WriteStream[SessionMessage],
+        ended: anyio.Event,
+        check_list: CheckList = dict,
+    ) -> None:
         self._read = read
         self._write = write
         self._ended = ended
+        self._check_list = check_list
         self._second = 0
         self._progress = 0
         """The number of notifications of progress that passed in the second `_second`."""
@@ -85,6 +99,9 @@ class FilteredStream:
                     await self._answer(item.message)
                 case JSONRPCNotification(method=method) if not self._is_wanted(method):
                     continue
+                case JSONRPCResponse(result={"tools": [*_]}):
+                    item.message.result = self._check_list(item.message.result)
+                    return item
                 case _:
                     return item
 

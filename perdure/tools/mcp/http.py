@@ -2,11 +2,13 @@
 
 The SDK reads JSON answers of any length, and fails all calls of a server if one connection breaks. Therefore the HTTP
 client's own transport rejects an answer that is too long, and turns a broken connection into an error response to one
-request.
+request. The SDK also takes a status that is no answer for a refusal of the call; the transport decides what such a
+status says about the call: that it was not sent, was refused, or may have taken effect.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -14,10 +16,11 @@ from http import HTTPStatus
 import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import PARSE_ERROR
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, JSONRPCError
+from pydantic import ValidationError
 
 from perdure.text.untrusted import first_line
-from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT
+from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT, UNANSWERED
 from perdure.tools.mcp.filtering import Streams
 from perdure.tools.mcp.server import McpServer
 
@@ -25,6 +28,9 @@ _SILENCE_S = 300.0
 """Seconds without data after which a connection counts as broken; most calls have a shorter time-out."""
 _GOODBYE_S = 1.0
 _SESSION = "mcp-session-id"
+_INVALID = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
+"""Statuses that may mean that the server has dropped the session; others refuse this request only."""
+_JSON, _EVENTS = "application/json", "text/event-stream"
 
 
 @asynccontextmanager
@@ -70,15 +76,19 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             return _error_response(PARSE_ERROR, "compressed, although identity was requested")
-        if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and not kind.startswith("application/json"):
-            await response.aclose()
-            return _error_response(LOST, f"HTTP status {response.status_code}")
-        if response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers:
+        if isinstance(response.stream, httpx2.AsyncByteStream):  # the SDK bounds each event
+            response.stream = _BoundedStream(response.stream, None if kind.startswith(_EVENTS) else MAX_MESSAGE_BYTES)
+        dropped = response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers
+        if dropped:
             self._ended.set()  # the server dropped the session: connect again
-        if isinstance(response.stream, httpx2.AsyncByteStream):
-            events = kind.startswith("text/event-stream")  # the SDK bounds each event
-            response.stream = _BoundedStream(response.stream, None if events else MAX_MESSAGE_BYTES)
-        return response
+        if request.method != "POST":
+            return response
+        if dropped:  # a server does not process a request of a session that it does not know
+            await response.aclose()
+            return _error_response(NOT_SENT, "the server dropped the session")
+        if response.is_error:
+            return await _refusal(response, kind)
+        return await _answer(request, response, kind)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -104,6 +114,40 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+async def _refusal(response: httpx2.Response, kind: str) -> httpx2.Response:
+    """The server's JSON-RPC error with its status, or an error that names the status if the server sent none."""
+    status = response.status_code
+    given = await _json_rpc_error(response) if kind.startswith(_JSON) else None
+    await response.aclose()
+    code = INVALID_REQUEST if status in _INVALID else INTERNAL_ERROR
+    if given is None:
+        text = f"HTTP status {status} {httpx2.codes.get_reason_phrase(status)}".strip()
+        return _error_response(code if response.is_client_error else LOST, text)
+    if response.is_client_error and given.error.code in UNANSWERED:  # these codes are the SDK's own for a lost answer
+        given.error.code = code
+    return httpx2.Response(status, json=given.model_dump(by_alias=True, mode="json", exclude_unset=True))
+
+
+async def _json_rpc_error(response: httpx2.Response) -> JSONRPCError | None:
+    try:
+        return JSONRPCError.model_validate_json(await response.aread(), by_name=False)
+    except (httpx2.StreamError, ValidationError):
+        return None
+
+
+async def _answer(request: httpx2.Request, response: httpx2.Response, kind: str) -> httpx2.Response:
+    """The response, or an error if a request gets no answer, or one that is neither JSON nor an event stream."""
+    accepted = response.status_code == HTTPStatus.ACCEPTED
+    if response.is_redirect or (not accepted and kind.startswith((_JSON, _EVENTS))):
+        return response
+    if "id" not in json.loads(request.content):  # a notification, which gets no answer
+        return response
+    await response.aclose()
+    if accepted or not kind:
+        return _error_response(LOST, f"HTTP status {response.status_code} without an answer")
+    return _error_response(PARSE_ERROR, f"the type of the answer is {kind}")
 
 
 def _error_response(code: int, message: str) -> httpx2.Response:

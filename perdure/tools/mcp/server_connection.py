@@ -13,9 +13,9 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from mcp import Client, ClientSession, MCPError
@@ -52,7 +52,7 @@ from perdure.tools.mcp.filtering import FilteredTransport, Streams
 from perdure.tools.mcp.http import http
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.mcp.stdio import stdio
-from perdure.tools.mcp.tool import RemoteTool, usable_tools
+from perdure.tools.mcp.tool import RemoteTool, usable_tools, without_malformed
 from perdure.tools.registry import ToolContext
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,15 @@ RETURN_S = 10.0
 """After a connection is lost, calls wait up to this many seconds for the next connection."""
 
 _STEADY_S = 60.0  # a connection that lasted this long resets the back-off
-_MAX_PAGES = 20
 _MAX_TOOLS = 200
+_MAX_PAGES = _MAX_TOOLS
 _RELIST_PAUSE_S = 1.0  # the pause between two listings
 _LISTEN_S = 30.0
+_FRESH_S = 60.0  # the age at which a list of tools is read again, if the server may not announce its changes
+_SETTLE_S = 2.0  # how long a lost connection stays open for answers to running calls
 _BEFORE_S, _BEFORE = 0.5, 0.9
 _LOOK_UP_S = 0.1
+_POLL_S = 0.02
 
 
 class ServerConnection:
@@ -101,6 +104,11 @@ class ServerConnection:
         self._process_groups = process_groups
         self._first_deadline = clock.monotonic() + server.connect_timeout_s
         self._first_attempt_over = threading.Event()
+        self._mode: Literal["auto", "legacy"] = "auto"
+        self._has_connected = False
+        self._version: str | None = None
+        self._reported: set[str] = set()
+        self._listed: list[Listed] | None = None
         self._tools: tuple[RemoteTool, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: ClientSession | None = None
@@ -109,6 +117,9 @@ class ServerConnection:
         self._closing = False
         self._reconnected_by = -math.inf
         self._listing_due = anyio.Event()
+        self._must_list = False
+        self._stale_at = math.inf
+        self._calls: set[Future[CallToolResult]] = set()
 
     def tools(self) -> tuple[RemoteTool, ...]:
         """The tools of the last listing. Waits until the first attempt to connect has ended or timed out."""
@@ -117,6 +128,9 @@ class ServerConnection:
             log.warning(
                 "MCP server %s is not connected yet; its agents have none of its tools until then", self._server.name
             )
+        if self._clock.monotonic() >= self._stale_at:
+            self._stale_at = math.inf
+            self._request_listing()
         return self._tools
 
     def call_tool(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> CallToolResult:
@@ -181,12 +195,17 @@ class ServerConnection:
         except RuntimeError as error:  # the loop is closed: the process is ending
             sending.close()
             raise NotConnected("not connected") from error
+        self._calls.add(future)
         try:
             return self._await(future, context, until)
         except MCPError as error:
+            if error.code not in UNHEALTHY | UNANSWERED:
+                self._request_listing()  # the server may have changed the tool, or have dropped the session
             return _classify(error)
         except ValidationError as error:
             raise MalformedAnswer("it is not the result of a tool") from error
+        finally:
+            self._calls.discard(future)
 
     def _await(self, future: Future[CallToolResult], context: ToolContext, until: float) -> CallToolResult:
         """Wait for the answer. If no answer arrives in time, cancel the call; the SDK then notifies the server."""
@@ -196,17 +215,26 @@ class ServerConnection:
                 if context.cancelled.is_set():
                     raise Abandoned("the turn no longer needs it")
                 if left_s <= 0:
-                    self._request_listing()
+                    self._request_listing(must=True)
                     raise TimeoutError(f"none within {self._timeout_s:g} s")
                 wait([future], timeout=min(left_s, _LOOK_UP_S))
             return future.result()
         finally:
             future.cancel()
 
-    def _request_listing(self) -> None:
-        """Have the event loop list the server's tools again. If the server does not answer, `keep` reconnects."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._listing_due.set)
+    def _request_listing(self, *, must: bool = False) -> None:
+        """Have the event loop list the server's tools again.
+
+        If `must`, and the server does not answer, `keep` reconnects. Otherwise a server that is busy with a call may
+        answer later.
+        """
+        self._must_list = self._must_list or must
+        with suppress(RuntimeError):  # the loop is closed: the process is ending
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._set_listing_due)
+
+    def _set_listing_due(self) -> None:
+        self._listing_due.set()
 
     async def keep(self) -> None:
         """Connect and reconnect until `end` is called."""
@@ -233,6 +261,11 @@ class ServerConnection:
         while not self._closing:
             since = self._clock.monotonic()
             why = await self._connect_until_lost()
+            if self._server.url is None and not self._has_connected:
+                # Some servers end if their first message is not `initialize`, which the newest protocol does not have.
+                self._mode = "legacy" if self._mode == "auto" else "auto"
+                if self._mode == "legacy":
+                    continue
             tried = 1 if self._clock.monotonic() - since >= _STEADY_S else tried + 1
             pause_s = backoff_s(RECONNECTS, tried, self._jitter())
             text = "MCP server %s is not connected (%s); calls of its %d tools fail; next attempt in %.1f s"
@@ -258,24 +291,39 @@ class ServerConnection:
         """Connect; return or raise when the connection has ended."""
         self._ended = ended = anyio.Event()
         self._listing_due = anyio.Event()
+        self._must_list = False
+        self._version = None
         with anyio.fail_after(self._server.connect_timeout_s) as limit:
             async with Client(
-                FilteredTransport(self._transport(ended), ended),
+                FilteredTransport(self._transport(ended), ended, self._check_list),
                 client_info=Implementation(name="perdure", version=version("perdure")),
                 message_handler=self._on_message,
+                mode=self._mode,
                 cache=None,
             ) as client:
+                self._version = client.protocol_version
                 await self._list(client)
+                self._has_connected = True
                 limit.deadline = math.inf
                 self._reconnected_by = math.inf  # a call may notice a lost connection before this task does
                 self._session = client.session
                 self._first_attempt_over.set()
                 log.info("MCP server %s is connected: %d tools", self._server.name, len(self._tools))
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._listen, client)
-                    tasks.start_soon(self._list_again, client)
-                    await ended.wait()
-                    tasks.cancel_scope.cancel()
+                try:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._listen, client)
+                        tasks.start_soon(self._list_again, client)
+                        await ended.wait()
+                        tasks.cancel_scope.cancel()
+                finally:
+                    ended.set()
+                    await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait for the answers to running calls: those that a server over HTTP refuses are sent again later."""
+        with anyio.move_on_after(_SETTLE_S):
+            while self._calls:  # noqa: ASYNC110 (threads take calls off)
+                await anyio.sleep(_POLL_S)
 
     def _transport(self, ended: anyio.Event) -> AbstractAsyncContextManager[Streams]:
         url = self._server.url
@@ -289,21 +337,52 @@ class ServerConnection:
             for _ in range(_MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
                 listed += page.tools
-                cursor = page.next_cursor
-                if cursor is None or len(listed) > _MAX_TOOLS:
+                last, cursor = cursor, page.next_cursor or None
+                if cursor in {None, last} or len(listed) > _MAX_TOOLS:
                     break
-        if len(listed) > _MAX_TOOLS or cursor is not None:
-            text = "MCP server %s lists more tools than the %d that are used"
-            log.warning(text, self._server.name, min(len(listed), _MAX_TOOLS))
-        self._tools = usable_tools(self._server, listed[:_MAX_TOOLS], self.call_tool)
+        if listed != self._listed:  # what is wrong with a list is logged once
+            if len(listed) > _MAX_TOOLS or cursor is not None:
+                text = "MCP server %s lists more tools than the %d that are used"
+                log.warning(text, self._server.name, min(len(listed), _MAX_TOOLS))
+            self._tools = usable_tools(self._server, listed[:_MAX_TOOLS], self.call_tool)
+            self._listed = listed
+        self._stale_at = math.inf if self._announces(client) else self._clock.monotonic() + _FRESH_S
+
+    def _announces(self, client: Client) -> bool:
+        """Whether news of the server's tools arrives for certain: over HTTP, older protocols may have no channel."""
+        if self._server.url is None:
+            return True
+        offered = client.server_capabilities.tools
+        modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        return modern and offered is not None and bool(offered.list_changed)
+
+    def _check_list(self, listing: dict[str, Any]) -> dict[str, Any]:
+        if self._version is None:
+            return listing
+        fit, faults = without_malformed(listing, self._version, _MAX_TOOLS)
+        for fault in faults:
+            if fault not in self._reported and len(self._reported) < _MAX_TOOLS:
+                self._reported.add(fault)
+                log.warning("a tool of MCP server %s is not offered to models: %s", self._server.name, fault)
+        return fit
 
     async def _list_again(self, client: Client) -> None:
-        """List the tools again on request. Ends the connection if the server does not answer."""
+        """List the tools again on request. Ends the connection if a listing that must succeed gets no answer."""
         while True:
             await self._listing_due.wait()
             self._listing_due = anyio.Event()
-            with anyio.fail_after(self._server.connect_timeout_s):
-                await self._list(client)
+            must, self._must_list = self._must_list, False
+            try:
+                with anyio.fail_after(self._server.connect_timeout_s):
+                    await self._list(client)
+            except TimeoutError:
+                if must or not self._calls:
+                    raise
+                self._listing_due.set()
+            except MCPError as error:
+                if must or error.code not in UNHEALTHY | UNANSWERED:
+                    raise
+                self._stale_at = self._clock.monotonic() + _FRESH_S  # the session may have outlived a rate limit
             await anyio.sleep(_RELIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:

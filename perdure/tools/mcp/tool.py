@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ToolAnnotations
+from mcp_types import CallToolResult, ListToolsResult, ToolAnnotations
 from mcp_types import Tool as Listed
+from mcp_types.methods import validate_server_result
+from pydantic import ValidationError
 
 from perdure.errors import Abandoned, CircuitBreakerOpen, OutcomeUnknown, ToolError
 from perdure.models.protocol import ToolSchema
@@ -39,6 +41,7 @@ CallTool = Callable[[str, Mapping[str, Any], ToolContext], CallToolResult]
 """Calls a tool by its name without the prefix `server:`, and returns the answer; see `ServerConnection.call_tool`."""
 
 _NAME = compiled(r"[a-zA-Z0-9_./-]+")
+_REST = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}  # what the protocols require of a list
 _MAX_DESCRIPTION = 4_000
 _MAX_SCHEMA = 32_000
 """The most characters of a tool's schema. Every prompt contains the schema, which costs tokens."""
@@ -131,6 +134,41 @@ def usable_tools(server: McpServer, listed: Iterable[Listed], call_tool: CallToo
     for name in sorted(server.configured_tools - made.keys()):
         log.warning("MCP server %s has no tool %r, which its declaration names", server.name, name)
     return tuple(made.values())
+
+
+def without_malformed(listing: dict[str, Any], version: str, most: int) -> tuple[dict[str, Any], list[str]]:
+    """A list of tools, as it came, without those that the protocol's `version` does not allow, and what is wrong.
+
+    If a tool is malformed, the list has at most `most` tools. Any other fault of the list is left to the SDK.
+    """
+    if _error(listing, version) is None:
+        return listing, []
+    fit: list[Any] = []
+    faults: list[str] = []
+    for each in listing["tools"][:most]:
+        error = _error({"tools": [each], **_REST}, version)
+        if error is None:
+            fit.append(each)
+        else:
+            faults.append(_fault(each, error))
+    return {**listing, "tools": fit}, faults
+
+
+def _error(listing: dict[str, Any], version: str) -> ValidationError | None:
+    try:
+        validate_server_result("tools/list", version, listing)
+        ListToolsResult.model_validate(listing, by_name=False)
+    except ValidationError as error:
+        return error
+    return None
+
+
+def _fault(tool: object, error: ValidationError) -> str:
+    """The name of a malformed tool, and the first place at which it is malformed."""
+    name = str(tool.get("name"))[:100] if isinstance(tool, dict) else None
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in found["loc"][2:])  # after `tools` and the index
+    return untrusted.first_line(f"the declaration of {name!r} is malformed ({where}: {found['msg']})")
 
 
 def _remote_tool(server: McpServer, listed: Listed, call_tool: CallTool) -> RemoteTool:
