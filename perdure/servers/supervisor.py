@@ -29,8 +29,8 @@ from typing import IO, TextIO, cast
 
 from perdure.clock import Clock, SystemClock
 from perdure.servers.process import launch
+from perdure.servers.process.stop_signals import stop_signals
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COLOURS = ("36", "32", "35", "33", "34", "31")
 _LONGEST_LINE_BYTES = 64 * 2**10
 
@@ -96,7 +96,7 @@ def run(
     clock: Clock | None = None,
     output: TextIO | None = None,
 ) -> int:
-    """Keep `processes` running until SIGINT, SIGTERM or SIGHUP, then stop them in the order of `stop_rank`.
+    """Keep `processes` running until one of `stop_signals` arrives, then stop them in the order of `stop_rank`.
 
     At a second signal, sends SIGINT to the processes that still run; at a third, kills them.
 
@@ -277,7 +277,7 @@ class _Supervisor:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in stop_signals():
             loop.add_signal_handler(number, self._on_stop_signal)
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_exit)
         keeping = [asyncio.ensure_future(self._keep(process)) for process in self._processes]

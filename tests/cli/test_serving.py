@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import struct
 import subprocess
@@ -106,19 +107,21 @@ def test_a_probe_may_use_head(served: Served, path: str) -> None:
 
 _STOPPED_EARLY = """
 import gc, os, signal
-gc.collect = lambda: os.kill(os.getpid(), signal.SIGTERM)
+gc.collect = lambda: os.kill(os.getpid(), int(os.environ["EARLY"]))
 from perdure.cli import main
 main()
 """
-"""The code of a gateway that sends itself SIGTERM after it has opened its socket and before its server runs."""
+"""The code of a gateway that sends itself a signal after it has opened its socket and before its server runs."""
 
 
 @pytest.mark.exhaustive
-def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment) -> None:
-    """A SIGTERM that arrives before the server runs ends the gateway, so that no SIGKILL is needed."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_server_runs_ends_the_gateway(environment: Environment, number: signal.Signals) -> None:
+    """A signal that arrives before the server runs ends the gateway, so that no SIGKILL is needed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-P", "-c", _STOPPED_EARLY, "gateway", "--port", str(port)]
+    environment = {**environment, "EARLY": str(int(number))}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "shutdown, 4 of 4" in ended.stderr

@@ -116,7 +116,7 @@ def test_an_isolated_turn_is_parked_with_its_worker(celery_setup: CeleryTestSetu
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_the_drain(installation: Installation, first: signal.Signals) -> None:
     """At a second signal, the worker exits at once with status 0. No turn is lost.
 
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_the_drain(installation: Installation, first: signa
     gates["soon"].opened.set()
     installation.settled(accepted["soon"].turn_id)
     waited_s = time.monotonic() - began
-    _signal(leaving, signal.SIGINT, logged="parks 1 turns")
+    _signal(leaving, signal.SIGTERM if first is signal.SIGHUP else signal.SIGINT, logged="parks 1 turns")
 
     assert leaving.container.wait() == 0
     took_s = time.monotonic() - began

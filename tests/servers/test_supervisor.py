@@ -131,6 +131,19 @@ def test_another_status_is_followed_by_a_restart(program: Start) -> None:
     assert supervisor.ends() == 0
 
 
+def test_a_closed_terminal_stops_no_supervisor_that_ignores_it(program: Start) -> None:
+    """Under `nohup`, which ignores SIGHUP, the supervisor goes on when its terminal is closed."""
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    supervisor = program(ignoring + SUPERVISE, "[python('worker', POLITE)]")
+    first = int(supervisor.until("is").split()[-1])
+    supervisor.process.send_signal(signal.SIGHUP)
+    os.kill(first, signal.SIGKILL)
+    supervisor.until("ended by signal 9; restarting it in 0.01 s")
+    supervisor.until("is")
+    supervisor.process.terminate()
+    assert supervisor.ends() == 0
+
+
 @pytest.mark.long
 def test_children_are_stopped_rank_by_rank(program: Start) -> None:
     """Processes stop in the order of `stop_rank`, so that Beat and the gateway hand no work to stopping workers."""

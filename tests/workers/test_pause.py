@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
+from celery.worker import state
 from kombu import Queue
 
 from perdure.application.install import install
 from perdure.network.queues import QUEUES
-from perdure.workers.consumer.pause import INTAKE, Consumption
+from perdure.servers.process.stop_signals import stop_signals
+from perdure.workers.consumer.pause import INTAKE, Consumption, PauseStep
 
 
 class FailingConsumer:
@@ -87,3 +91,22 @@ def test_a_failing_broker_loses_no_queue(app: Celery) -> None:
     with pytest.raises(ConnectionError):
         consumer.run_pending()
     assert set(app.amqp.queues.consume_from) == {*INTAKE, "deliveries"}
+
+
+def test_a_worker_that_ignores_hangups_goes_on_ignoring_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `nohup`, SIGHUP neither stops nor restarts the worker, though Celery has installed a handler of it."""
+    before = {number: signal.getsignal(number) for number in (*stop_signals(), signal.SIGHUP, signal.SIGQUIT)}
+    monkeypatch.setattr(state, "should_stop", None)
+    requested: list[None] = []
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        step = PauseStep(Mock(app=Mock(perdure=Mock(request_shutdown=lambda: requested.append(None)))))
+        signal.signal(signal.SIGHUP, lambda *_: requested.append(None))  # Celery's, which restarts the worker
+        step.start(Mock())
+        signal.raise_signal(signal.SIGHUP)
+        assert (requested, state.should_stop) == ([], None)
+        signal.raise_signal(signal.SIGQUIT)
+        assert len(requested) == 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -22,6 +22,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from perdure.errors import loggable
+from perdure.servers.process.stop_signals import stop_signals
 from perdure.workers.consumer.room import Rooms
 from perdure.workers.shutdown.signals import install_handlers
 
@@ -90,6 +91,7 @@ class PauseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carrie
         self._lifecycle = worker.app.perdure
         self._held: list[Request] = []
         self._began = 0.0
+        self._stop_signals = stop_signals()  # Celery installs a handler of SIGHUP later
         super().__init__(worker, **options)
 
     def create(self, worker: Any) -> PauseStep:
@@ -100,7 +102,7 @@ class PauseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery carrie
     def start(self, worker: Any) -> None:
         """Install the signal handlers, now that the pool runs."""
         if threading.current_thread() is threading.main_thread():
-            install_handlers(worker, self._lifecycle.request_shutdown)
+            install_handlers(worker, self._stop_signals, self._lifecycle.request_shutdown)
 
     def close(self, worker: Any) -> None:  # noqa: ARG002 (the step's signature)
         """Begin the shutdown unless it has begun, and record the received tasks.

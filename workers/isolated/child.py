@@ -250,7 +250,8 @@ def _run(session_id: UUID, report: _Report) -> None:
     runtime = assemble(settings, where.database_url, waker, where.redis_url, turns=True, calls=calls, measures=measures)
     runner = Runner(runtime, owner=owner())
     runner.start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the worker sends SIGTERM
+    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal, for its whole group: the worker sends SIGTERM
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _drain_then_exit(runner, runtime.connections))
     outcome = runner.run(session_id, alone=True)
     log.info("%s", outcome)

@@ -1,7 +1,7 @@
 """The start and the shutdown of Celery beat.
 
-On SIGTERM or SIGINT, beat stops firing, closes its schedule, logs a line and exits with status 0. Beat drains nothing:
-another beat, or a worker's sweeper, fires the slots that this beat misses.
+On SIGTERM, SIGINT or SIGHUP, beat stops firing, closes its schedule, logs a line and exits with status 0. Beat drains
+nothing: another beat, or a worker's sweeper, fires the slots that this beat misses.
 
 Celery's own signal handler closes the schedule, even if the signal has interrupted a write to the schedule. The
 handlers of this module raise `SystemExit` instead.
@@ -24,6 +24,7 @@ from celery.signals import after_task_publish, beat_init
 from perdure.assembly import open_database, require_database
 from perdure.clock import SystemClock
 from perdure.observe.presence import BEAT, Presence
+from perdure.servers.process.stop_signals import stop_signals
 from perdure.settings import Settings, ShutdownSettings
 from perdure.workers.lifecycle import or_exit
 from perdure.workers.shutdown.hard_limit import HardLimit
@@ -43,7 +44,7 @@ class BeatShutdown:
     def install(self) -> None:
         """Install the signal handlers. Call this when beat starts."""
         after_task_publish.connect(self._count, weak=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, self._exit)
         atexit.register(self._log_end)
         log.info("beat runs until SIGTERM or SIGINT")

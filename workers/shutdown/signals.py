@@ -1,14 +1,15 @@
 """The signal handlers of a worker, in place of Celery's.
 
 With Celery's own handlers, a second SIGINT or any SIGQUIT makes the worker abandon its running tasks without releasing
-their leases. A single SIGINT makes the worker exit with status 1. `perdure.workers.consumer.pause.PauseStep` installs
-the handlers of this module when the pool runs.
+their leases. A single SIGINT makes the worker exit with status 1. SIGHUP kills a worker at a terminal, and restarts any
+other one, even if SIGTERM follows. `perdure.workers.consumer.pause.PauseStep` installs the handlers of this module when
+the pool runs.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -16,12 +17,11 @@ from celery import signals
 from celery.platforms import EX_OK
 from celery.worker import state
 
-_SHUTDOWN = (signal.SIGTERM, signal.SIGINT)
 _IMMEDIATE = signal.SIGQUIT
 
 
-def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
-    """Make each SIGTERM and each SIGINT request the shutdown once, and each SIGQUIT three times.
+def install_handlers(worker: Any, stopping: Iterable[signal.Signals], request_shutdown: Callable[[], None]) -> None:
+    """Make each of the signals `stopping` request the shutdown once, and each SIGQUIT three times.
 
     The first request begins the shutdown, the second ends the drain, and the third makes the process exit as at the
     hard limit (`perdure.workers.shutdown.phases`). Call this in the main thread. `request_shutdown` must be safe in a
@@ -40,5 +40,6 @@ def install_handlers(worker: Any, request_shutdown: Callable[[], None]) -> None:
             request_shutdown()
             request_shutdown()
 
-    for number in (*_SHUTDOWN, _IMMEDIATE):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unless it is one of `stopping`
+    for number in (*stopping, _IMMEDIATE):
         signal.signal(number, handle)

@@ -13,6 +13,7 @@ import typer
 
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.observe.alive import alive_file, touch
+from perdure.servers.process.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from perdure.channels.services.listening import Listening
@@ -65,14 +66,14 @@ def channels() -> None:
 
 
 def _run(listening: Listening, alive: Path) -> None:
-    """Listen until SIGINT, SIGTERM or SIGHUP."""
+    """Listen until one of `stop_signals` arrives."""
     stopping = False
 
     def end(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopping
         stopping = True  # no `Event`: the signal may interrupt a call that holds the event's lock
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         signal.signal(number, end)
     listening.start()
     for look in itertools.count():

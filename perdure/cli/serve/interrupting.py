@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from perdure.servers.process.stop_signals import stop_signals
 
 
 @contextmanager
 def interruptible(said: str) -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP leave the block, once; then print `said`."""
+    """Make each of `stop_signals` leave the block, once; then print `said`."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         ignore_signals()
         raise KeyboardInterrupt
 
-    for number in _NUMBERS:
+    for number in stop_signals():
         signal.signal(number, interrupt)
     try:
         yield
@@ -30,5 +30,5 @@ def interruptible(said: str) -> Iterator[None]:
 
 def ignore_signals() -> None:
     """Ignore further signals: they must not interrupt a shutdown, which is time-limited."""
-    for number in _NUMBERS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)

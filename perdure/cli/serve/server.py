@@ -7,9 +7,9 @@ A gateway shuts down in four phases, and logs a line for each:
     3  responses are sent; a response that the client has not read within `FINISH_S` is cut off
     4  connections are closed; exit 0, or 1 if a response was cut off
 
-After the first SIGINT or SIGTERM the gateway keeps listening while clients wait for turns, at most for the drain's time
-limit. A second signal ends the drain; a third signal cuts off responses. At the hard time limit the process exits
-with status 1.
+After the first SIGINT, SIGTERM or SIGHUP the gateway keeps listening while clients wait for turns, at most for the
+drain's time limit. A second signal ends the drain; a third signal cuts off responses. At the hard time limit the
+process exits with status 1.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fastapi import FastAPI
 from perdure.channels.http.stream.websocket import MAX_FRAME_BYTES, PING_S
 from perdure.cli.serve.connection_limits import Door, connection_limit, protocol, raise_descriptor_limit, shedding
 from perdure.cli.serve.listening import ACCEPTED_AT_ONCE, BACKLOG, FINISH_S
+from perdure.servers.process.stop_signals import stop_signals
 from perdure.settings import ShutdownSettings
 from perdure.workers import logs
 from perdure.workers.shutdown.hard_limit import HardLimit
@@ -45,7 +46,7 @@ class GatewayServer(uvicorn.Server):
     """uvicorn's server, extended: the gateway drains before the server closes its sockets.
 
     `cut_off` is the number of connections whose response was cut off. `signalled_at` is the monotonic time of the
-    first signal.
+    first signal. `is_closed` tells whether the server has shut down.
 
     Args:
         app: The gateway's application.
@@ -76,6 +77,7 @@ class GatewayServer(uvicorn.Server):
         self.config.app = shedding(app, door, connections)
         self.signalled_at: float | None = None
         self.cut_off = 0
+        self.is_closed = False
         self._gateway = app.state.gateway
         self._gateway.is_crowded = partial(door.is_crowded, connections)
         self._on_signal = on_signal
@@ -97,6 +99,7 @@ class GatewayServer(uvicorn.Server):
         await self._gateway.drain(self._hurried)
         began, connections = time.monotonic(), len(self.server_state.connections)
         await super().shutdown(sockets)
+        self.is_closed = True
         log.log(
             logging.WARNING if self.cut_off else logging.INFO,
             "shutdown, 3 of 4: closed %d connections, cut off %d of them (%.3f s)",
@@ -124,7 +127,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close: Callable[[], None]) -> int:
-    """Serve `app` until SIGINT or SIGTERM, then call `close`. Returns the exit status."""
+    """Serve `app` until one of `stop_signals` arrives, then call `close`. Returns the exit status."""
     logs.repeat_sparingly(
         "uvicorn.error",
         "asyncio",
@@ -150,11 +153,11 @@ def serve(app: FastAPI, listener: socket.socket, budget: ShutdownSettings, close
 
 
 def _stop_at_signals(server: GatewayServer) -> None:
-    """Install handlers that stop `server` if SIGINT or SIGTERM arrives before uvicorn installs its own handlers."""
+    """Install handlers that stop `server`. uvicorn replaces those of SIGINT and SIGTERM while it serves."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if server.signalled_at is None:  # otherwise uvicorn has shut down and raises the signal again
+        if not server.is_closed:  # otherwise uvicorn raises the signals again
             server.handle_exit(number, frame)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, stop)

@@ -24,6 +24,7 @@ from perdure.cli.display import AsJson, write_json, write_text
 from perdure.cli.errors import FAILED, WRONG_USAGE, Failure
 from perdure.cli.finite import finite
 from perdure.errors import Unavailable
+from perdure.servers.process.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from perdure.runtime import AcceptingRuntime
@@ -109,7 +110,7 @@ class _Wait:
 
     def begin(self) -> None:
         """Install handlers for the signals that end the wait. A second signal ends the process."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             signal.signal(number, self._end)
 
     def wait(self, settled: Future[None], seconds: float) -> None:
@@ -123,7 +124,7 @@ class _Wait:
             return
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             signal.signal(number, signal.SIG_DFL)
         self.ended = True
         if self._waiting:
