@@ -110,6 +110,48 @@ def test_each_pod_is_as_the_processes_need_it() -> None:
         assert ("livenessProbe" in container) == (name != "migrate")
 
 
+def test_settings_of_a_file_are_as_perdure_reads_them(tmp_path: Path) -> None:
+    """Large numbers, lists and maps of a file have the form that perdure reads; a pod's own annotations come first."""
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        """
+        existingSecret: secrets
+        podAnnotations: {prometheus.io/scrape: "false"}
+        settings:
+          PERDURE_FILES__MAX_BYTES: 20000000
+          PERDURE_RETRY__JITTER: 0.5
+          PERDURE_TURN__PIN_AGENTS: true
+          PERDURE_FALLBACK_MODELS: ["openai:a", "openai:b"]
+          PERDURE_MODEL_SETTINGS: {max_tokens: 1000000}
+          PERDURE_MODEL: "offline"
+          PERDURE_EMBEDDER:
+        """
+    )
+    ran = _helm("template", "demo", str(CHART), f"--values={values}")
+    assert ran.returncode == 0, ran.stderr
+    objects = list(yaml.safe_load_all(ran.stdout))
+    (pod,) = [
+        each["spec"]["template"]
+        for each in objects
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "demo-worker-turns"
+    ]
+    given = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    names = yaml.safe_load(values.read_text())["settings"]
+
+    assert {name: given[name] for name in names} == {
+        "PERDURE_FILES__MAX_BYTES": "20000000",
+        "PERDURE_RETRY__JITTER": "0.5",
+        "PERDURE_TURN__PIN_AGENTS": "true",
+        "PERDURE_FALLBACK_MODELS": "openai:a,openai:b",
+        "PERDURE_MODEL_SETTINGS": '{"max_tokens":1000000}',
+        "PERDURE_MODEL": "offline",
+        "PERDURE_EMBEDDER": "",
+    }
+    assert pod["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "false", "prometheus.io/port": "9200",
+    }  # fmt: skip
+
+
 def test_the_workers_consume_all_queues() -> None:
     """A queue without a consumer would be a backlog for ever."""
     pods = _pods(_render(*ALL))

@@ -18,6 +18,11 @@ labels:
 {{- end -}}
 {{- end }}
 
+{{/* The text of a setting. Helm itself prints a number of a file as 2e+07, and a list or a map as Go does. */}}
+{{- define "perdure.text" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else if kindIs "invalid" . }}{{ else if kindIs "slice" . }}{{ join "," . }}{{ else }}{{ toJson . }}{{ end -}}
+{{- end }}
+
 {{/* The environment of a process: `secrets` are keys of existingSecret. Those of `required` must exist. */}}
 {{- define "perdure.environment" -}}
 env:
@@ -31,7 +36,7 @@ env:
     valueFrom: {secretKeyRef: {name: {{ $.root.Values.existingSecret }}, key: {{ . }}, optional: true}}
   {{- end }}
   {{- range $name, $value := .root.Values.settings }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
+  - {name: {{ $name }}, value: {{ include "perdure.text" $value | quote }}}
   {{- end }}
 {{- end }}
 
