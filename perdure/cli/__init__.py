@@ -6,6 +6,7 @@
     inspect/    commands that show and change stored data, and doctor
 
     connecting.py   connects commands to the database and the workers of an installation
+    streams.py      makes stdin, stdout and stderr usable if one is closed or lacks characters
     display.py      prints tables, JSON, progress, and text that is safe on a terminal
     files.py        reads files that may contain invalid UTF-8, and writes files atomically
     errors.py       reports errors as a message and an exit status
@@ -26,6 +27,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from perdure.cli import streams
 from perdure.cli.errors import WRONG_USAGE, Failure, reported
 
 if TYPE_CHECKING:
@@ -93,6 +95,12 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command in `sys.argv` and exit with its status."""
+    streams.prepare()
+    with reported():
+        _run()
+
+
+def _run() -> None:
     _add_working_directory()
     name, *arguments = sys.argv[1:] or [""]
     if name in {"", "--help", "-h"}:
@@ -103,8 +111,7 @@ def main() -> None:
 
         sys.stdout.write(f"perdure {version('perdure')}\n")
         sys.exit(0)
-    with reported():
-        load(name)([name, *arguments], prog_name="perdure")
+    load(name)([name, *arguments], prog_name="perdure")
 
 
 def _add_working_directory() -> None:
@@ -113,7 +120,10 @@ def _add_working_directory() -> None:
     If perdure is imported from a checkout, the working directory is inserted before the checkout instead. At the end
     of `sys.path`, an application's module `tasks` would be hidden by the checkout's `tasks`.
     """
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise Failure("The working directory does not exist any more. Change to another one.") from None
     if here in sys.path:
         return
     root = Path(__file__).resolve().parents[2]

@@ -6,9 +6,10 @@ symbols in place of control characters.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 
 def write_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    write_document([json.dumps(value, ensure_ascii=False, indent=2) + "\n"])
+
+
+def write_document(parts: Iterable[str]) -> None:
+    """Print text for programs: in UTF-8, whatever the encoding of the locale is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.writelines(parts)
+    sys.stdout.flush()
 
 
 def prints_on_stderr() -> AbstractContextManager[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ FAILED = 1
 WRONG_USAGE = 2
 UNAVAILABLE = 3
 INTERRUPTED = 130
+
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _WAY_OUT = (
     "Is it running? `perdure up` starts everything; "
@@ -54,6 +57,8 @@ def _expected(error: Exception) -> tuple[str, int] | None:
                 isinstance(error, IncompatibleDatabase) or "perdure up" in error.message or _has_answered(error)
             )
             return error.message if has_way_out else f"{error.message} {_WAY_OUT}", UNAVAILABLE
+        case OSError() if error.errno in _UNWRITABLE:
+            return f"The output cannot be written: {error.strerror}.", FAILED
         case PerdureError():
             return error.message, WRONG_USAGE if isinstance(error, InvalidRequest) else FAILED
         case _:

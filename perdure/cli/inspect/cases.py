@@ -16,7 +16,7 @@ import typer
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.audited import audited
-from perdure.cli.display import MOST_LISTED, AsJson, progress, write_fields, write_json, write_table
+from perdure.cli.display import MOST_LISTED, AsJson, progress, write_document, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, write_whole
 from perdure.errors import PerdureError, Unavailable
@@ -97,7 +97,7 @@ def export(
         exported = export_lines(database, tenant=named, bank=bank)
         lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in exported)
         if file == STDIO:
-            sys.stdout.writelines(lines)
+            write_document(lines)
         else:
             write_whole(file, lines)
 

@@ -18,7 +18,7 @@ import typer
 from perdure.access.tenants import UserKey, parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.audited import audited
-from perdure.cli.display import AsJson, progress, write_fields, write_json, write_table, write_text
+from perdure.cli.display import AsJson, progress, write_document, write_fields, write_json, write_table, write_text
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import write_whole
 from perdure.errors import NotFound
@@ -293,7 +293,7 @@ def export(
         document = export_user(runtime.database, runtime.clock, runtime.redis_memory, key)
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     if file == _STDOUT:
-        sys.stdout.write(text)
+        write_document([text])
     else:
         write_whole(file, text)
 

@@ -14,7 +14,7 @@ import typer
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
 from perdure.cli.audited import audited
-from perdure.cli.display import AsJson, progress, write_fields, write_json
+from perdure.cli.display import AsJson, progress, write_document, write_fields, write_json
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, opened_bytes, write_whole
 
@@ -94,7 +94,7 @@ def export(
     with connecting.database() as database:
         lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in export_messages(database, key, named))
         if file == STDIO:
-            sys.stdout.writelines(lines)
+            write_document(lines)
         else:
             write_whole(file, lines)
 

@@ -10,6 +10,7 @@ import typer
 
 from perdure.cli import connecting
 from perdure.cli.audited import audited
+from perdure.cli.display import write_document
 from perdure.cli.errors import Failure
 from perdure.cli.files import write_whole
 from perdure.errors import InvalidRequest
@@ -37,7 +38,7 @@ def export(
     with connecting.opened() as (settings, database):
         text = dump(exchange.read(database, wanted, settings.memory.working_turns), indent=2) + "\n"
     if file == _STDIO:
-        sys.stdout.write(text)
+        write_document([text])
     else:
         write_whole(file, text)
 
