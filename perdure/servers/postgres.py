@@ -217,6 +217,12 @@ class _Postgres:
     def _not_initialised(self, output: str) -> EmbeddedServerError:
         if "No space left on device" in output:
             return EmbeddedServerError(disk_full(self.title, self.directory))
+        if "could not look up effective user ID" in output:
+            uid = os.geteuid() if self._account is None else self._account.uid
+            return EmbeddedServerError(
+                f"PostgreSQL runs only under an account that has a name, and user id {uid} has none. Add it to "
+                f"/etc/passwd, or set PERDURE_DATABASE_URL to a server of your own.\n{output}"
+            )
         if self._account is not None and "Permission denied" in output:
             return EmbeddedServerError(
                 f"PostgreSQL could not create its cluster in {self.directory}: the account {self._account.name!r}, "

@@ -260,3 +260,13 @@ def test_only_the_account_that_started_it_may_connect(
         assert printed.startswith("refused:")
         assert "Peer authentication failed" in printed
         assert program(CONNECT, address).until("") == "connected"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may use another user id")
+def test_a_user_id_without_an_account_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL refuses a user id without a name, as containers have at random: another directory does not help."""
+    unnamed = account.Account("123456", 123456, 123456)
+    monkeypatch.setattr(account, "borrowed", lambda _: unnamed)
+
+    with pytest.raises(EmbeddedServerError, match=r"user id 123456 has none\. Add it to /etc/passwd"):
+        postgres.start(tmp_path / "postgres")
