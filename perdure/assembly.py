@@ -190,7 +190,7 @@ def require_database(settings: Settings, database_url: str) -> None:
     except IncompatibleDatabase:
         raise
     except Unavailable as error:
-        log.warning("the database could not be checked at the start: %s", error.message)
+        log.warning("the database could not be checked at the start: %s", error.explained)
     finally:
         database.close()
 

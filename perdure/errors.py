@@ -268,15 +268,25 @@ class CircuitBreakerOpen(PerdureError):
 
 
 class Unavailable(PerdureError):
-    """A required service (PostgreSQL, the broker) cannot be reached or refuses work."""
+    """A required service (PostgreSQL, the broker) cannot be reached or refuses work.
+
+    `reason` is what the service or its driver says, such as that a password is wrong. It names hosts and accounts, so
+    only operators see it: in logs and in the output of commands.
+    """
 
     code = "UNAVAILABLE"
     http_status = 503
     transient = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float = 1) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after_s = retry_after_s
+
+    @property
+    def explained(self) -> str:
+        """The message with the reason, for operators."""
+        return f"{self.message} ({self.reason})" if self.reason else self.message
 
 
 class IncompatibleDatabase(Unavailable):
@@ -341,6 +351,8 @@ _MAX_TEXT = 500
 def _shown_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or ""  # the full message contains the file name, which a user may have chosen
+    if isinstance(error, Unavailable):
+        return error.explained
     if isinstance(error, PerdureError):
         return error.message if isinstance(error, _OF_SERVERS) else ""
     if isinstance(error, SettingsError | IllegalTransition) or getattr(error, "hides_values", False):

@@ -56,7 +56,7 @@ def _expected(error: Exception) -> tuple[str, int] | None:
             has_way_out = (
                 isinstance(error, IncompatibleDatabase) or "perdure up" in error.message or _has_answered(error)
             )
-            return error.message if has_way_out else f"{error.message} {_WAY_OUT}", UNAVAILABLE
+            return error.explained if has_way_out else f"{error.explained} {_WAY_OUT}", UNAVAILABLE
         case OSError() if error.errno in _UNWRITABLE:
             return f"The output cannot be written: {error.strerror}.", FAILED
         case PerdureError():

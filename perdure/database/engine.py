@@ -462,12 +462,17 @@ def mapped_errors() -> Iterator[None]:
         raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         # SQLAlchemy does not wrap the driver's error if a transaction begins on a dead connection.
-        raise Unavailable(_UNREACHABLE) from error
+        raise _unreachable(error) from error
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
             raise
         # The server closed the connection at the end of a transaction. The driver has no subclass for this error.
-        raise Unavailable(_UNREACHABLE) from error
+        raise _unreachable(error) from error
+
+
+def _unreachable(error: BaseException | None) -> Unavailable:
+    """`Unavailable` with the first line of the driver's error, which is about the connection and has no values."""
+    return Unavailable(_UNREACHABLE, reason=first_line(str(error)))
 
 
 def was_refused(error: Unavailable | DBAPIError) -> bool:
@@ -484,7 +489,7 @@ def _mapped(error: DBAPIError) -> Unavailable | IllegalTransition | None:
     if (refused := _REFUSED.get(code) or _REFUSED.get(code[:2])) is not None:
         return Unavailable(refused)
     if error.connection_invalidated or (isinstance(error, OperationalError) and not code.startswith(_OVER_A_LIMIT)):
-        return Unavailable(_UNREACHABLE)
+        return _unreachable(error.orig)
     if code == _ILLEGAL_TRANSITION and isinstance(error.orig, psycopg2.Error):
         diagnosis = error.orig.diag
         return IllegalTransition(diagnosis.message_primary or "", diagnosis.message_detail or "")

@@ -17,7 +17,7 @@ from sqlalchemy import Row
 
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement
-from perdure.errors import PerdureError, loggable
+from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.ids import first_id
 from perdure.observe import queries
 from perdure.observe.disks import DiskState
@@ -163,7 +163,7 @@ class Source:
                 return read()
             except Exception as error:
                 log.warning("the reading %r failed: %s", name, loggable(error), exc_info=not _is_expected(error))
-                failed[name] = error.message if isinstance(error, PerdureError) else type(error).__name__
+                failed[name] = _said(error)
                 return otherwise
 
         server = tried("server", self._server, None)
@@ -274,6 +274,13 @@ class Latest:
             if self._found is None or now - self._found[0] >= self._every_s:
                 self._found = now, self._read()
             return self._found[1]
+
+
+def _said(error: Exception) -> str:
+    """What operators are shown of the error of a reading."""
+    if isinstance(error, Unavailable):
+        return error.explained
+    return error.message if isinstance(error, PerdureError) else type(error).__name__
 
 
 def _is_expected(error: Exception) -> bool:

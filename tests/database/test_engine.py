@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from perdure.database.engine import Database, Statement, as_json
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 
 PATIENCE_S = 20.0
 
@@ -90,6 +90,16 @@ def test_each_commit_is_observed_before_and_after(database: Database) -> None:
     with database.transaction("several") as transaction:
         transaction.run(INSERT, {"user_id": "bob"})
     assert seen == [("before", "test.insert"), ("after", "test.insert"), ("before", "several"), ("after", "several")]
+
+
+def test_a_refused_connection_is_explained_to_operators_only(database_url: str) -> None:
+    """The log and commands say why PostgreSQL refuses a connection; the message, which clients get, does not."""
+    nowhere = Database(make_url(database_url).set(database="absent-database").render_as_string(hide_password=False))
+    with pytest.raises(Unavailable) as raised, nowhere.transaction("t"):
+        pass
+    assert "absent-database" not in raised.value.message
+    for shown in (raised.value.explained, loggable(raised.value)):
+        assert 'FATAL:  database "absent-database" does not exist' in shown
 
 
 def test_an_unreachable_server_is_reported_without_secrets() -> None:

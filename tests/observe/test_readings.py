@@ -486,7 +486,9 @@ def test_without_a_database_the_metrics_say_so(harness: Harness) -> None:
 
     assert list(read.failed) == ["server"]
     assert _samples(read)["perdure_database_up"][()] == 0
-    assert judge(read)[0] == Fault("database", "down", "The database cannot be reached; please try again.")
+    database = judge(read)[0]
+    assert (database.part, database.severity) == ("database", "down")
+    assert re.fullmatch(r"The database cannot be reached; .* \(connection to .* refused\)", database.message)
 
 
 def test_concurrent_callers_share_a_reading(harness: Harness) -> None:
