@@ -144,8 +144,7 @@ class Lifecycle:
         environment = {"PERDURE_REDIS_URL": self._where.redis_url, "PERDURE_REDIS_PREFIX": self._settings.redis_prefix}
         Heartbeat(name, self._settings.turn.lease_s, environment).start()
         runtime = self().runtime
-        consumed = [queue for queue in self._app.amqp.queues.consume_from if queue in QUEUES]
-        self._presence = Presence(runtime.database, runtime.clock, WORKER, name, consumed, self._is_quiet)
+        self._presence = Presence(runtime.database, runtime.clock, WORKER, name, self._consumed, self._is_quiet)
         self._presence.start()
         self._metrics = self._serve_metrics()
 
@@ -178,6 +177,11 @@ class Lifecycle:
             each.close()
         process.runtime.close()
         self._shutdown.end(released, began)
+
+    def _consumed(self) -> list[str]:
+        """Perdure's queues that this worker consumes, also while the intake is closed."""
+        consumed = self.consumption.queues()
+        return [queue for queue in QUEUES if queue in consumed]
 
     def _is_quiet(self) -> bool:
         return self.fleet_drain is not None and self.fleet_drain.is_quiet

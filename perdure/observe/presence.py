@@ -86,13 +86,16 @@ def read_processes(executor: Executor) -> list[Running]:
 
 @dataclass
 class Presence:
-    """Reports a process until `stop`. Its thread ends with the process. `quiet` is called for each report."""
+    """Reports a process until `stop`. Its thread ends with the process.
+
+    `queues` and `quiet` are called for each report: an operator may make a worker stop consuming a queue.
+    """
 
     database: Database
     clock: Clock
     kind: str
     name: str
-    queues: Sequence[str] = ()
+    queues: Callable[[], Sequence[str]] = tuple
     quiet: Callable[[], bool] = lambda: False
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -118,7 +121,7 @@ class Presence:
                 "name": self.name,
                 "owner": f"{socket.gethostname()}:{os.getpid()}",
                 "release": RELEASE,
-                "queues": list(self.queues),
+                "queues": list(self.queues()),
                 "now": self.clock.now(),
                 "quiet": self.quiet(),
             },

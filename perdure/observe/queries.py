@@ -201,7 +201,7 @@ REPORT = Statement(
     VALUES (%(process_id)s::uuid, %(kind)s, %(name)s, %(owner)s, %(release)s, %(queues)s::text[], perdure_now(),
             perdure_now(), extract(epoch FROM %(now)s::timestamptz - perdure_now())::float, %(quiet)s::boolean)
     ON CONFLICT (process_id) DO UPDATE
-    SET seen_at = excluded.seen_at, skew_s = excluded.skew_s, quiet = excluded.quiet
+    SET seen_at = excluded.seen_at, skew_s = excluded.skew_s, quiet = excluded.quiet, queues = excluded.queues
     """,
 )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from perdure.channels.http.api.health import Lookup
 from perdure.channels.http.app import create_app
 from perdure.clock import MovedClock
 from perdure.errors import Unavailable
@@ -48,7 +51,7 @@ def test_readyz_fails_without_a_worker_after_some_time(runtime: Runtime, clock: 
         clock.advance(timedelta(seconds=61))
         statuses.append(client.get("/readyz").status_code)
         detail = client.get("/readyz").json()["detail"]
-        Presence(runtime.database, clock, WORKER, "w@h", ["turns"]).report()
+        Presence(runtime.database, clock, WORKER, "w@h", lambda: ["turns"]).report()
         statuses.append(client.get("/readyz").status_code)
         clock.advance(timedelta(seconds=61))
         statuses.append(client.get("/readyz").status_code)
@@ -57,11 +60,27 @@ def test_readyz_fails_without_a_worker_after_some_time(runtime: Runtime, clock: 
     assert detail.startswith("No worker that runs turns was seen for 6")
 
 
+def test_concurrent_callers_get_the_reading_for_which_they_waited() -> None:
+    """The first of two waiting callers begins another reading before the second has taken the result of the first."""
+    numbers = count()
+
+    async def main() -> tuple[list[int], list[int]]:
+        lookup = Lookup(lambda: next(numbers))
+
+        async def twice() -> list[int]:
+            return [await lookup.result(), await lookup.result()]
+
+        first, second = await asyncio.gather(twice(), twice())
+        return first, second
+
+    assert asyncio.run(main()) == ([0, 1], [0, 1])
+
+
 def test_readyz_allows_a_worker_to_restart(runtime: Runtime, clock: MovedClock) -> None:
     """A worker that shuts down is given as long to return as one that was killed, however old the gateway is."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         clock.advance(timedelta(seconds=1_000))
-        worker = Presence(runtime.database, clock, WORKER, "w@h", ["turns"])
+        worker = Presence(runtime.database, clock, WORKER, "w@h", lambda: ["turns"])
         worker.start()
         worker.stop()
         statuses = [client.get("/readyz").status_code]
@@ -108,7 +127,7 @@ def test_readyz_counts_the_silence_of_workers_from_the_end_of_an_outage(
     def unavailable(_: object) -> None:
         raise Unavailable("The database cannot be reached; please try again.")
 
-    Presence(runtime.database, clock, WORKER, "w@h", ["turns"]).report()
+    Presence(runtime.database, clock, WORKER, "w@h", lambda: ["turns"]).report()
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         with monkeypatch.context() as outage:
             outage.setattr(presence, "read_processes", unavailable)

@@ -71,7 +71,7 @@ def reporting(database_url: str) -> Iterator[Callable[..., Presence]]:
     database = Database(database_url)
 
     def report(name: str = "w@h", **given: Any) -> Presence:
-        made = Presence(database, SystemClock(), WORKER, name, ["turns"], **given)
+        made = Presence(database, SystemClock(), WORKER, name, lambda: ["turns"], **given)
         made.report()
         return made
 

@@ -16,7 +16,7 @@ def test_the_exit_status_tells_whether_messages_are_answered(perdure: Perdure, d
     """Without a worker the status is 1, and with one 0. Both outputs name the part at fault."""
     down, text = perdure("status", "--json"), perdure("status")
     database = Database(database_url)
-    Presence(database, SystemClock(), WORKER, "w@h", ["turns"]).report()
+    Presence(database, SystemClock(), WORKER, "w@h", lambda: ["turns"]).report()
     database.close()
     up = perdure("status", "--json")
     found, works = json.loads(down.stdout), json.loads(up.stdout)

@@ -51,7 +51,9 @@ def _faults(read: Readings) -> dict[str, str]:
 
 
 def _present(harness: Harness, kind: str = WORKER, name: str = "", **given: Any) -> Presence:
-    made = Presence(harness.database, harness.clock, kind, name or f"{kind}@host", **({"queues": ["turns"]} | given))
+    made = Presence(
+        harness.database, harness.clock, kind, name or f"{kind}@host", **({"queues": lambda: ["turns"]} | given)
+    )
     made.report()
     return made
 
@@ -249,7 +251,7 @@ def test_a_worker_that_stops_reporting_is_gone(harness: Harness) -> None:
     """Without a live worker of turns no message would be answered. Workers of other queues do not count."""
     _present(harness)
     harness.move(GONE_S + 1)
-    _present(harness, queues=["memory"])
+    _present(harness, queues=lambda: ["memory"])
     read = _source(harness).read()
 
     assert read.workers == []
@@ -259,11 +261,23 @@ def test_a_worker_that_stops_reporting_is_gone(harness: Harness) -> None:
     assert _samples(read)["perdure_processes_lost"] == {("worker",): 1, ("beat",): 0}
 
 
+def test_a_worker_that_consumes_turns_no_more_is_not_one_of_turns(harness: Harness) -> None:
+    """Each report has the queues of that moment: an operator may cancel a queue at a worker."""
+    queues = ["turns", "memory"]
+    worker = _present(harness, queues=lambda: queues)
+    queues.remove("turns")
+    worker.report()
+    read = _source(harness).read()
+
+    assert [each.queues for each in read.processes] == [["memory"]]
+    assert (read.workers, _faults(read)["workers"]) == ([], "down")
+
+
 def test_a_dead_beat_is_seen_and_one_that_never_ran_is_no_fault(harness: Harness) -> None:
     """Beat is optional, so only a beat that ran before is missed."""
     worker = _present(harness)
     assert _faults(_source(harness).read()) == {}
-    _present(harness, BEAT, queues=[])
+    _present(harness, BEAT, queues=list)
     harness.move(GONE_S + 1)
     worker.report()
     read = _source(harness).read()

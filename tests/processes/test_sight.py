@@ -13,7 +13,9 @@ import httpx2
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
+from perdure.assembly import Addresses
 from perdure.redis import connect
+from perdure.workers.celery_application import make_app
 from tests.cli.conftest import Perdure
 from tests.models.openai_server import Status
 from tests.observe.series import named, promtool, with_data
@@ -112,6 +114,25 @@ def test_each_fault_shows_in_status_metrics_and_readiness(
         assert sum(each["number"] for each in document["due"].values()) == 1
         assert "perdure_workers_of_turns 0.0" in httpx2.get(f"{url}/metrics").text
     _lines_are_json(worker.logs())
+
+
+@pytest.mark.long
+def test_a_worker_whose_queue_was_cancelled_runs_no_turns(installation: Installation, perdure: Perdure) -> None:
+    """An operator cancels the queue `turns` in Flower or by `celery control`. Turns wait, and the fault is seen."""
+    installation.environment |= {"PERDURE_READY__NO_WORKER_S": "3"}
+    worker = installation.worker()
+    worker.container.ready()
+    urls = Addresses("postgresql://", installation.redis.url, installation.redis.url)
+    with serving(perdure) as url, make_app(installation.runtime.settings, urls) as app:
+        wait_until(lambda: _status(perdure)[0] == 0, "the worker reports")
+        app.control.cancel_consumer("turns", reply=True, timeout=20, limit=1)
+        wait_until(lambda: _status(perdure)[0] == 1, "the status is down")
+        waiting = installation.accept("hello")
+        assert ("workers", "down") in _parts(_status(perdure)[1])
+        wait_until(lambda: httpx2.get(f"{url}/readyz").status_code == 503, "the gateway is not ready")
+        app.control.add_consumer("turns", reply=True, timeout=20, limit=1)
+        installation.settled(waiting.turn_id)
+        wait_until(lambda: httpx2.get(f"{url}/readyz").status_code == 200, "the gateway is ready")
 
 
 def _traffic(installation: Installation, receiver: Receiver, url: str, port: int) -> tuple[str, str]:

@@ -69,6 +69,7 @@ def test_the_applications_maximum_priority_is_not_perdures(selected: tuple[str, 
     consumption.attach(SimpleNamespace(app=app, consumer=SimpleNamespace(task_consumer=None)))
     consumption.pause()
     assert set(app.amqp.queues.consume_from) == before.keys() - set(INTAKE)
+    assert consumption.queues() == before.keys(), "a worker that is drained still counts as one of turns"
     consumption.resume()
     assert app.amqp.queues.consume_from == before
     assert _arguments(app) == arguments

@@ -38,6 +38,7 @@ class Consumption:
     def __init__(self) -> None:
         self._worker: Any = None
         self._paused: list[str] = []
+        self._lock = threading.Lock()
 
     def attach(self, worker: Any) -> None:
         self._worker = worker
@@ -48,26 +49,38 @@ class Consumption:
         if hub is not None:
             hub.call_soon(lambda: None)
 
+    def queues(self) -> set[str]:
+        """The queues that the worker consumes, with those that it has paused.
+
+        An operator may have cancelled some of those with which it began, or added others (`celery control`, Flower).
+        """
+        if self._worker is None:
+            return set()
+        with self._lock:
+            return {*self._worker.app.amqp.queues.consume_from, *self._paused}
+
     def pause(self) -> None:
         """Stop consuming the queues in `INTAKE`. Their messages stay in the broker."""
         if self._worker is None or self._paused:
             return
         app, consumer = self._worker.app, self._worker.consumer
-        self._paused = [name for name in INTAKE if name in app.amqp.queues.consume_from]
-        # Deselect the queues before cancelling them: after a broker failure, Celery consumes all selected queues.
-        app.amqp.queues.deselect(self._paused)
+        with self._lock:
+            self._paused = [name for name in INTAKE if name in app.amqp.queues.consume_from]
+            # Deselect the queues before cancelling them: after a broker failure, Celery consumes all selected queues.
+            app.amqp.queues.deselect(self._paused)
         if consumer.task_consumer is not None:
             consumer.call_soon(_cancel, consumer, self._paused)
 
     def resume(self) -> None:
         """Consume the paused queues again: now, or once the consumer has reconnected."""
-        paused, self._paused = self._paused, []
-        if not paused:
+        if not self._paused:
             return
         app, consumer = self._worker.app, self._worker.consumer
-        # Select the queues before consuming them: after a broker failure, Celery consumes all selected queues.
-        for name in paused:
-            app.amqp.queues.select_add(app.amqp.queues[name])
+        with self._lock:
+            paused, self._paused = self._paused, []
+            # Select the queues before consuming them: after a broker failure, Celery consumes all selected queues.
+            for name in paused:
+                app.amqp.queues.select_add(app.amqp.queues[name])
         if consumer.task_consumer is not None:
             consumer.call_soon(_consume, consumer, paused)
 
