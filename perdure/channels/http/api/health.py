@@ -61,12 +61,13 @@ class Lookup(Generic[T]):
         Raises:
             TimeoutError: `read` does not return within `timeout_s` seconds.
         """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._read_in_thread())
-        done, _ = await asyncio.wait({self._reading}, timeout=self._timeout_s)
+        reading = self._reading
+        if reading is None or reading.done():
+            reading = self._reading = asyncio.ensure_future(self._read_in_thread())
+        done, _ = await asyncio.wait({reading}, timeout=self._timeout_s)
         if not done:
             raise TimeoutError
-        return self._reading.result()
+        return reading.result()  # another caller may have begun the next one
 
     async def _read_in_thread(self) -> T:
         return await to_thread.run_sync(self._read, abandon_on_cancel=True, limiter=self._thread)
