@@ -122,7 +122,9 @@ def _answer(request: ModelRequest) -> str | tuple[ToolCall, ...]:
         said = next((message.content for message in messages if message.role is Role.USER), "")
         return _memories([said])  # the second message, if any, lists known memories
     if not request.tools and _SUMMARISE.search(task):
-        return _summary(messages)
+        said = _summary(messages)
+        wanted = (request.output or {}).get("properties", {})
+        return json.dumps({"summary": said}, ensure_ascii=False) if "summary" in wanted else said
     return _to_user(request)
 
 

@@ -11,6 +11,7 @@ import pytest
 from perdure.clock import SystemClock
 from perdure.errors import ContextTooLong
 from perdure.memory.consolidation.extraction import ConversationMessage, extract
+from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Message, ModelCall, ModelReply, Role
 from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
@@ -30,6 +31,17 @@ def test_a_conversation_that_is_too_long_is_summarised_from_its_newest_half() ->
     assert len(third) < 0.3 * len(first) < len(second) < 0.6 * len(first)
     assert "039 " in third
     assert "001 " not in third
+
+
+def test_the_offline_model_summarises_a_conversation_that_quotes_json() -> None:
+    """What it quotes is no answer of its own: its summary is a member of the object for which it is asked."""
+    said = [Message(Role.USER, 'call look with {"what": "the sea"}'), Message(Role.ASSISTANT, "look answered: blue")]
+    made = summarise(OfflineModel(), ModelCall(SystemClock(), 60), said)
+
+    assert (made.extractive, made.text) == (
+        False,
+        'user: call look with {"what": "the sea"} assistant: look answered: blue',
+    )
 
 
 def test_a_long_conversation_is_summarised_by_a_model_with_a_small_window() -> None:
