@@ -15,6 +15,7 @@ from redis.retry import Retry
 from perdure.network.tls import normalised
 
 _TIMEOUT_S = 1.0
+_CONNECTIONS = 10_000  # a thread uses one connection, for the duration of one command
 _SOCKET_SCHEME = "redis+socket://"
 
 
@@ -24,6 +25,7 @@ def connect(url: str) -> redis.Redis:
         client_url(url),
         socket_timeout=_TIMEOUT_S,
         socket_connect_timeout=_TIMEOUT_S,
+        max_connections=_CONNECTIONS,
         # Retry once, without delay: after a restart of Redis every pooled connection is broken.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )

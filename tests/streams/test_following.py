@@ -63,6 +63,24 @@ def test_text_arrives_while_the_model_streams(streaming: Streaming) -> None:
     assert EventKind.REWIND not in client.kinds
 
 
+def test_hundreds_of_clients_read_the_events_of_a_turn_at_once(
+    streaming: Streaming, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One event wakes them all. The gateway reads for some of them at a time, and for each without an error."""
+    clients = [Client() for _ in range(250)]
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            streaming.model.type("one ")
+            first = [each.follow(gateway.events(turn_id), lambda one: one.shown == "one ") for each in clients]
+            await asyncio.gather(*first)
+            streaming.model.reply("one two")
+
+    run(main())
+    assert [record.message for record in caplog.records if "cannot be read" in record.message] == []
+
+
 def test_a_late_listener_receives_the_text_so_far(streaming: Streaming) -> None:
     """A client that connects during a step receives the step's text from its beginning."""
     client = Client()

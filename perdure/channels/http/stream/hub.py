@@ -45,6 +45,9 @@ _ERASED: tuple[object, ...] = ()
 _MOST_READ = 1_000
 """The most stream entries that one `XRANGE` reads."""
 
+_READS = 32
+"""The number of concurrent reads; each occupies a connection to Redis, of which redis-py refuses the 101st."""
+
 
 @dataclass(eq=False)
 class News:
@@ -99,6 +102,7 @@ class Hub:
         self.stopped = False
         # Any: redis-py's types mix the values of its synchronous and its asynchronous client.
         self._client: Any = _client(runtime.redis_url)
+        self._reads = asyncio.Semaphore(_READS)
 
     def start(self) -> None:
         """Start the tasks that subscribe, announce listeners and poll PostgreSQL."""
@@ -166,7 +170,8 @@ class Hub:
         rows: list[Any] | None = None
         while self._client is not None and (rows is None or len(rows) == _MOST_READ):
             try:
-                rows = await self._client.xrange(stream_key(self._prefix, turn_id), first, last, count=_MOST_READ)
+                async with self._reads:
+                    rows = await self._client.xrange(stream_key(self._prefix, turn_id), first, last, count=_MOST_READ)
             except redis.RedisError as error:
                 log.warning("the events of turn %s cannot be read: %s", turn_id, loggable(error))
                 return
