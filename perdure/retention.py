@@ -16,9 +16,9 @@ These rows are deleted:
 - what turns and days cost, which is kept for budgets
 - tool calls of ended sessions
 
-Where it is set, also vectors of messages, and ended sessions with their transcripts. A session stays as long as a
-memory, an open session that follows it or was forked from it, or a pending delivery needs its messages. This module
-never deletes memories or cases.
+Where it is set, also vectors of messages, ended sessions with their transcripts, and conversations that have no session
+left, whose titles quote their users. A session stays as long as a memory, an open session that follows it or was forked
+from it, or a pending delivery needs its messages. This module never deletes memories or cases.
 
 Each statement reads and deletes a bounded number of rows through an index. If a table has no index that finds the old
 rows, `retain` scans the whole table once per call, page by page through the index of the table's key.
@@ -382,6 +382,28 @@ TRANSCRIPTS = Statement(
     """,  # noqa: S608 (constants)
 )
 
+# A conversation in which nothing is remembered stays: a later message in it must not be remembered either. Opening a
+# session updates the conversation's row, so that its `ctid` is another one then, and the row is not deleted.
+CONVERSATIONS = Statement(
+    "retention.conversations",
+    f"""
+    WITH page AS (
+        SELECT ctid, user_id, conversation, created_at < {_CUTOFF} AND remember AS old FROM conversations
+        WHERE (user_id, conversation) > (%(after)s::jsonb ->> 0, %(after)s::jsonb ->> 1)
+        ORDER BY user_id, conversation LIMIT %(most)s
+    ), empty AS (
+        SELECT c.ctid FROM page AS c
+        WHERE c.old AND (SELECT s.session_id FROM sessions AS s
+                         WHERE s.user_id = c.user_id AND s.scope = '/' || c.conversation LIMIT 1) IS NULL
+    ), gone AS (
+        DELETE FROM conversations WHERE ctid = ANY (ARRAY(SELECT ctid FROM empty)) RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM gone) AS deleted,
+           (SELECT jsonb_build_array(user_id, conversation)::text FROM page
+            ORDER BY user_id, conversation OFFSET %(most)s - 1) AS after
+    """,  # noqa: S608 (constants)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -416,6 +438,9 @@ KEPT = (
     Kept("tool calls of ended sessions", lambda settings: settings.effects_days, EFFECTS, start=_FIRST_ID),
     Kept("vectors of messages", lambda settings: settings.vectors_days, VECTORS, start=_FIRST_ID, batch=50),
     Kept("ended sessions", lambda settings: settings.transcripts_days, TRANSCRIPTS, start=_FIRST_ID, batch=100),
+    Kept(
+        "conversations without a session", lambda settings: settings.transcripts_days, CONVERSATIONS, start='["", ""]'
+    ),
 )
 
 

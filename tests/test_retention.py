@@ -37,9 +37,9 @@ def _write(database: Database, statement: str, **parameters: Any) -> None:
         connection.execute(text(statement), parameters)
 
 
-def _answered(runtime: Runtime, user_id: str = "ana") -> UUID:
+def _answered(runtime: Runtime, user_id: str = "ana", **more: Any) -> UUID:
     """Run a turn whose message requests a callback; returns the session's id."""
-    message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}}
+    message = {"user_id": user_id, "text": "hello", "reply_to": {"url": "https://example.org/reply"}, **more}
     sent = accept(runtime, parse_incoming(message))
     Runner(runtime, "tests").run(sent.session_id)
     return sent.session_id
@@ -260,6 +260,27 @@ def test_sessions_are_deleted_once_nothing_needs_them(runtime: Runtime, clock: M
     for table in ("sessions", "turns", "messages", "message_words", "message_vectors", "inbox", "deliveries"):
         assert _count(database, table) == 0, table
     assert accept(runtime, Incoming(user=UserKey("ana"), text="hello again")).session_id not in {first, follower}
+
+
+def test_conversations_without_a_session_are_deleted(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their titles quote their users. One with a session stays, and one in which nothing is to be remembered."""
+    database = runtime.database
+    monkeypatch.setattr(retention, "_BATCH", 1)
+    for user, conversation in (("ana", "a"), ("ana", "b / c"), ("ana", "private"), ("ben", "a")):
+        _end(database, _answered(runtime, user, conversation=conversation))
+    _write(database, "UPDATE conversations SET remember = false WHERE conversation = 'private'")
+    _write(database, "UPDATE deliveries SET status = 'failed'")
+    days = RetentionSettings(transcripts_days=10)
+    clock.advance(timedelta(days=9))
+    _answered(runtime, "ben", conversation="a")
+    clock.advance(timedelta(days=2))
+    deleted = retention.retain(database, settings=days)
+    with database.engine.connect() as connection:
+        left = connection.exec_driver_sql("SELECT user_id, conversation FROM conversations ORDER BY 1, 2").fetchall()
+
+    assert (deleted["conversations without a session"], left) == (2, [("ana", "private"), ("ben", "a")])
 
 
 def test_sessions_that_follow_each_other_are_deleted_together(runtime: Runtime, clock: MovedClock) -> None:
