@@ -23,7 +23,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
         ("today's plan", (2024, 5, 15), 1),
         ("what happened last week", (2024, 5, 6), 7),
         ("this week", (2024, 5, 13), 7),
-        ("the last weekend", (2024, 5, 4), 2),
+        ("the last weekend", (2024, 5, 11), 2),
         ("three weeks ago", (2024, 4, 22), 7),
         ("2 days ago", (2024, 5, 13), 1),
         ("a month ago", (2024, 4, 1), 30),
@@ -49,7 +49,7 @@ _NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)
         ("2023년 5월 8일", (2023, 5, 8), 1),
         ("2023년 5월", (2023, 5, 1), 31),
         ("2주 전에", (2024, 4, 29), 7),
-        ("지난 주말", (2024, 5, 4), 2),
+        ("지난 주말", (2024, 5, 11), 2),
         ("지난주 금요일", (2024, 5, 10), 1),
         ("2023-05-08에 간 곳", (2023, 5, 8), 1),
     ],
@@ -58,6 +58,25 @@ def test_a_time_is_read(question: str, first: tuple[int, int, int], days: int) -
     """A time expression gives one span, which starts on the date `first` and covers `days` days."""
     (span,) = find_spans(question, _NOW, ZoneInfo("UTC"))
     assert (span.start.date(), (span.end - span.start) / timedelta(days=1)) == (date(*first), days)
+
+
+@pytest.mark.parametrize(
+    ("day", "question", "first"),
+    [
+        (13, "last weekend", (2024, 5, 11)),
+        (17, "last weekend", (2024, 5, 11)),
+        (18, "last weekend", (2024, 5, 11)),
+        (19, "last weekend", (2024, 5, 11)),
+        (20, "last weekend", (2024, 5, 18)),
+        (13, "지지난 주말", (2024, 5, 4)),
+        (13, "this weekend", (2024, 5, 11)),
+        (19, "this weekend", (2024, 5, 18)),
+    ],
+)
+def test_the_last_weekend_is_over(day: int, question: str, first: tuple[int, int, int]) -> None:
+    """From Monday (13 May 2024) to Friday, it is the one that ended last. On a weekend, it is the one before that."""
+    (span,) = find_spans(question, datetime(2024, 5, day, 10, tzinfo=UTC), ZoneInfo("UTC"))
+    assert span.start.date() == date(*first)
 
 
 @pytest.mark.parametrize(

@@ -151,14 +151,18 @@ def _days(found: Mapping[str, str], today: date) -> tuple[date, date]:
 
 
 def _back(count: int, unit: str, today: date) -> tuple[date, date]:
-    """The whole day, calendar week, weekend, month or year that lies `count` units before the current one."""
+    """The whole day, calendar week, weekend, month or year that lies `count` units before the current one.
+
+    A weekend is that of the calendar week `count` weeks back; with 0, the one that began last.
+    """
     match unit:
         case "day":
             first, length = today - timedelta(days=count), 1
         case "week":
             first, length = today - timedelta(days=today.weekday() + 7 * count), 7
-        case "weekend":
-            first, length = today - timedelta(days=(today.weekday() - 5) % 7 + 7 * count), 2
+        case "weekend":  # on a Monday, "last weekend" was yesterday
+            since_saturday = (today.weekday() - 5) % 7 if count == 0 else today.weekday() - 5 + 7 * count
+            first, length = today - timedelta(days=since_saturday), 2
         case "month":
             months = today.year * 12 + today.month - 1 - count
             first = date(months // 12, months % 12 + 1, 1)
