@@ -18,6 +18,7 @@ import pytest
 from perdure.access.tenants import UserKey
 from perdure.database.engine import Moment, Statement
 from perdure.errors import CircuitBreakerOpen, ContentFiltered, ContextTooLong, ProviderError
+from perdure.ids import new_id
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.consolidate import (
     RETRY_S,
@@ -41,6 +42,9 @@ from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelReq
 from perdure.sessions.conversations import change_conversation
 from perdure.sessions.reading import list_sessions
 from perdure.settings import Settings
+from perdure.timetable.reminders import NewReminder, parse_moment
+from perdure.timetable.reminders import add as add_reminder
+from perdure.turns.inbox.fire_schedules import fire_due
 from perdure.turns.lease.keeper import Keeper
 from tests.memory import corpus
 from tests.memory.archive import (
@@ -63,6 +67,7 @@ from tests.repository.source import ROOT
 from tests.turns.harness import Crash, Harness, side_by_side
 from tests.turns.scripted import says
 
+ANA = UserKey("ana")
 LOCK = Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(session_id)s FOR UPDATE")
 
 
@@ -566,6 +571,35 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
     shown = archive.harness.model.requests[0].messages[1].content
     assert "[3," not in shown
     assert "recalled_memory" not in shown
+
+
+def test_what_a_schedule_sends_is_not_learnt(archive: Archive) -> None:
+    """A schedule repeats what was said when it was made, or what an agent wrote: that ends no later statement.
+
+    A session that has only such messages costs no call.
+    """
+    harness = archive.harness
+    archive.limit(min_turns=1)
+    moment = parse_moment(harness.settings, harness.clock.now(), at=None, cron="0 * * * *", timezone=None)
+    add_reminder(harness.database, harness.settings, NewReminder(new_id(harness.clock), ANA, LYON, moment, "http"))
+    for reply in ("Good morning.", "Hello."):
+        harness.move(3_600)
+        assert fire_due(harness.runtime) == 1
+        harness.script(says(reply))
+        [due] = harness.sql("SELECT session_id FROM sessions WHERE unsettled > 0")
+        harness.run(due.session_id)
+        if reply == "Hello.":
+            harness.ask(PARIS, user_id="ana")
+        harness.sql("UPDATE sessions SET routable = false, end_requested_at = perdure_now(), ended_at = perdure_now()")
+    assert archive.consolidator(Echo()).batch() == ConsolidationCounts(processed=2, stored=1)
+    assert [row.content for row in archive.known()] == [PARIS]
+    harness.sql("UPDATE sessions SET consolidated_at = NULL")
+    before = len(harness.model.requests)
+    harness.script(answer())
+    archive.consolidator().batch()
+    [request] = harness.model.requests[before:]
+    assert LYON not in request.messages[1].content
+    assert "Hello." in request.messages[1].content
 
 
 def test_lost_wake_ups_are_issued_again(archive: Archive) -> None:

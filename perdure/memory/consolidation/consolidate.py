@@ -325,7 +325,7 @@ class Consolidator:
         has_memories = bool(self.database.run(queries.HAS_MEMORIES, {"user_id": user_id}))
         unusable: UnusableExtraction | None = None
         usable = False
-        parts = deque(chunks(conversation))
+        parts = deque(part for part in chunks(conversation) if any(said.role is Role.USER for said in part))
         while parts:
             part = parts.popleft()
             try:
@@ -509,8 +509,9 @@ def read_conversation(
 ) -> list[ConversationMessage]:
     """The user's and the assistant's messages of a session, oldest first, each cut to `most_chars` characters.
 
-    Excludes messages that a fork copied from its source session. Also excludes tool results, because they may contain
-    recalled memories. The zone of a message is the `timezone` of its turn's metadata, or else `timezone`.
+    Excludes messages that a fork copied from its source session, and those that a schedule sent. Also excludes tool
+    results, because they may contain recalled memories. The zone of a message is the `timezone` of its turn's metadata,
+    or else `timezone`.
     """
     default = ZoneInfo(timezone)
     rows = database.run(queries.CONVERSATION, {"session_id": session_id, "most_chars": most_chars})

@@ -181,8 +181,12 @@ FORGOTTEN = """
               AND (f.seq = m.seq OR m.role = 'assistant' AND said.role = 'user' AND said.turn_id = m.turn_id))
 """.strip()
 
-# Without the replies of failed turns, turns of which nothing may be remembered, and the sources of memories that the
-# user has had forgotten, with what repeats these.
+# A message that a schedule sent (`timetable.reminders.message_id`). The user or an agent wrote it when the schedule was
+# made, so it does not say what holds now.
+_SCHEDULED = "coalesce(m.message_id LIKE 'schedule:________-____-____-____-____________:%%', false)"
+
+# Without the replies of failed turns, the messages of schedules, turns of which nothing may be remembered, and the
+# sources of memories that the user has had forgotten, with what repeats these.
 CONVERSATION = Statement(
     "consolidation.conversation",
     f"""
@@ -191,7 +195,7 @@ CONVERSATION = Statement(
     FROM messages AS m JOIN sessions AS s USING (session_id)
     WHERE m.session_id = %(session_id)s AND m.role IN ('user', 'assistant') AND m.content <> ''
       AND (s.forked_from IS NULL OR m.created_at >= s.created_at) AND {SPOKEN} AND {REMEMBERED}
-      AND NOT {FORGOTTEN}
+      AND NOT {FORGOTTEN} AND NOT {_SCHEDULED}
     ORDER BY m.seq
     """,  # noqa: S608 (constants)
     writes=False,
