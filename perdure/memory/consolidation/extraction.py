@@ -9,12 +9,12 @@ conversation. The number of calls is bounded: in a long conversation the model r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from perdure.errors import InvalidResponse
@@ -260,7 +260,7 @@ def _dated(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candida
 
 def _as_quotation(candidate: Candidate, part: Sequence[ConversationMessage]) -> Candidate:
     """The candidate as a quotation, if it or the message that it comes from gives instructions to a model."""
-    if not instructs(candidate.content) and not _is_deceived(candidate, part):
+    if not instructs(candidate.content) and not is_deceived(candidate.content, candidate.sources, part):
         return candidate
     return replace(
         candidate,
@@ -275,23 +275,35 @@ def _as_quotation(candidate: Candidate, part: Sequence[ConversationMessage]) -> 
     )
 
 
-def _is_deceived(candidate: Candidate, part: Sequence[ConversationMessage]) -> bool:
-    """Whether the candidate comes from a message that gives instructions to a model.
+class Said(Protocol):
+    """A message: its place in the transcript, its author, and its text."""
 
-    Other messages of the user may explain the candidate better, by the words that carry its meaning. A source that
-    gives instructions counts unless another source has all of these words, or half of them if the instructions are the
-    assistant's. A model that was deceived may name other sources, so any message of the user with half of the words
-    counts, too, unless another message has more of them, or all.
+    @property
+    def seq(self) -> int: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+
+
+def is_deceived(content: str, sources: Collection[int], said: Sequence[Said]) -> bool:
+    """Whether a memory with the source messages `sources` comes from a message that gives instructions to a model.
+
+    Other messages of the user may explain the memory better, by the words that carry its meaning. A source that
+    gives instructions counts unless another source has all of these words, or half of them if the instructions are not
+    the user's. A model that was deceived may name other sources, so any message of the user and any result of a tool
+    with half of the words counts, too, unless another message of the user has more of them, or all.
     """
-    deceiving = {said.seq: said.role for said in part if instructs(said.content)}
+    deceiving = {each.seq: each.role for each in said if instructs(each.content)}
     if not deceiving:
         return False
-    wanted = telling_words(candidate.content)
-    shares = {said.seq: len(wanted & telling_words(said.content)) for said in part if said.role is Role.USER}
-    harmless = {seq: share for seq, share in shares.items() if seq not in deceiving}
-    named = {role for seq, role in deceiving.items() if seq in candidate.sources}
+    wanted = telling_words(content)
+    shares = {each.seq: len(wanted & telling_words(each.content)) for each in said if each.role != Role.ASSISTANT}
+    harmless = {each.seq: shares[each.seq] for each in said if each.role == Role.USER and each.seq not in deceiving}
+    named = {role for seq, role in deceiving.items() if seq in sources}
     if named:
-        best = max((share for seq, share in harmless.items() if seq in candidate.sources), default=0)
+        is_tools = named == {Role.TOOL}  # then any message of the user may explain it
+        best = max((share for seq, share in harmless.items() if is_tools or seq in sources), default=0)
         return not wanted or best < (len(wanted) if Role.USER in named else len(wanted) / 2)
     best = max(harmless.values(), default=0)
     most = max((share for seq, share in shares.items() if seq in deceiving), default=0)

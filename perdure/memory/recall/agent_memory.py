@@ -21,7 +21,7 @@ from perdure.database.engine import Database, Executor
 from perdure.errors import InvalidRequest, PerdureError, ToolError, loggable
 from perdure.memory.consolidation import queries
 from perdure.memory.consolidation.candidates import MemoryKind
-from perdure.memory.consolidation.extraction import MESSAGE_CHARS, quotation, telling_words
+from perdure.memory.consolidation.extraction import MESSAGE_CHARS, is_deceived, quotation, telling_words
 from perdure.memory.consolidation.judging import Pair, Topic, guard
 from perdure.memory.consolidation.merging import MOST_NEAR, QUOTATION_KIND
 from perdure.memory.consolidation.reopening import reopen
@@ -32,6 +32,7 @@ from perdure.memory.recall.search import Recall, Recalled
 from perdure.models.embedders.protocol import Embedder, Vector
 from perdure.models.protocol import ModelCall
 from perdure.settings import ConsolidationSettings
+from perdure.text.injections import MAX_CHARS as INSTRUCTIONS_CHARS
 from perdure.text.injections import instructs
 from perdure.text.statements import Relation
 
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 _MOST_ALIKE = 1_000
 """The most messages that are compared with a forgotten memory."""
+
+_MOST_SAID = 40
+"""The newest messages in which `OwnMemory.remember` looks for instructions to a model."""
 
 _REPEATED_SHARE = 2 / 3
 """A message repeats a memory if it has this fraction of the memory's words that carry meaning."""
@@ -76,7 +80,8 @@ class OwnMemory:
         """Store a memory, with the user's messages of this turn as its sources; returns the memory's id.
 
         If an equivalent memory exists, adds the sources to that memory and returns its id. Otherwise the new memory
-        supersedes the memories that it changes. A content that gives instructions to a model is stored as a quotation.
+        supersedes the memories that it changes. A content that gives instructions to a model, or that comes from a
+        message or a tool's result that does, is stored as a quotation.
 
         Raises:
             InvalidRequest: the user was erased.
@@ -84,7 +89,7 @@ class OwnMemory:
         """
         embedder = self.means.recall.embedder
         vector = None if embedder is None else self._vector(embedder, content)
-        is_quotation = instructs(content)
+        is_quotation = instructs(content) or self._is_deceived(content)
         if is_quotation:
             content = quotation(content)
         topic = Topic() if is_quotation else Topic.of(content)
@@ -132,6 +137,13 @@ class OwnMemory:
 
     def forget(self, memory_id: UUID) -> bool:
         return forget(self.means.database, self.user_id, memory_id, self.session_id)
+
+    def _is_deceived(self, content: str) -> bool:
+        """Whether a page, a mail or another text of the conversation told the model to remember this."""
+        sought = {"session_id": self.session_id, "turn_id": self.turn_id, "user_id": self.user_id}
+        limits = {"most": _MOST_SAID, "most_chars": INSTRUCTIONS_CHARS}
+        rows = self.means.database.run(agent_memory_queries.NEWEST_SAID, {**sought, **limits})
+        return is_deceived(content, {row.seq for row in rows if row.is_source}, rows)
 
     def _call(self) -> ModelCall:
         return ModelCall(self.means.recall.clock, self.means.timeout_s)

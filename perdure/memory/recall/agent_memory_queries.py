@@ -54,6 +54,20 @@ ADD_TURN_SOURCES = Statement(
     """,
 )
 
+# The newest messages of the session, without those of the system. `is_source`: of the user, or a tool's
+# result, in the turn `turn_id`.
+NEWEST_SAID = Statement(
+    "own.newest_said",
+    """
+    SELECT m.seq, m.role, left(m.content, %(most_chars)s) AS content,
+           m.role IN ('user', 'tool') AND m.turn_id = %(turn_id)s AS is_source
+    FROM messages AS m JOIN sessions AS s USING (session_id)
+    WHERE m.session_id = %(session_id)s AND s.user_id = %(user_id)s AND m.role <> 'system'
+    ORDER BY m.seq DESC LIMIT %(most)s
+    """,
+    writes=False,
+)
+
 MENTIONED_ENTITIES = Statement(
     "own.named",
     """
