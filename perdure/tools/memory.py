@@ -6,6 +6,7 @@ Results of `recall` are quoted, so that the model treats them as data. The conso
 
 from __future__ import annotations
 
+from datetime import UTC, tzinfo
 from typing import Annotated
 from uuid import UUID
 
@@ -59,8 +60,9 @@ def recall(  # noqa: D417 (the model does not pass the context)
         query: What you look for, in words that may have been used; a time such as "last week" counts.
         k: How many results.
     """
-    found = _memory_of(context).recall(query, k)
-    return quoted(MEMORY, "Recalled, the likeliest first", [_line(each) for each in found]) or "Nothing was found."
+    memory = _memory_of(context)
+    lines = [_line(each, memory.zone or UTC) for each in memory.recall(query, k)]
+    return quoted(MEMORY, "Recalled, the likeliest first", lines) or "Nothing was found."
 
 
 @tool(effect=Effect.IDEMPOTENT)
@@ -80,7 +82,8 @@ def _memory_of(context: ToolContext) -> OwnMemory:
     return context.memory
 
 
-def _line(each: Recalled) -> str:
+def _line(each: Recalled, zone: tzinfo) -> str:
+    """A result, with its dates in the user's time zone, as in a prompt."""
     known = f"memory {each.id}" if each.layer is Layer.SEMANTIC else "message"
-    until = f", until {each.valid_to:%Y-%m-%d} only" if each.valid_to else ""
-    return f"- [{known}, {each.occurred_at:%Y-%m-%d}{until}] {cut(each.content, _PIECE_CHARS)}"
+    until = f", until {each.valid_to.astimezone(zone):%Y-%m-%d} only" if each.valid_to else ""
+    return f"- [{known}, {each.occurred_at.astimezone(zone):%Y-%m-%d}{until}] {cut(each.content, _PIECE_CHARS)}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -23,9 +25,9 @@ from tests.turns.scripted import calls, says
 __all__ = ["harness"]
 
 
-def _context(harness: Harness, user_id: str = "ana", text: str = "hello") -> ToolContext:
+def _context(harness: Harness, user_id: str = "ana", text: str = "hello", **given: Any) -> ToolContext:
     """The context of a tool call in a new turn of `user_id`."""
-    accepted = harness.send(text, user_id=user_id)
+    accepted = harness.send(text, user_id=user_id, **given)
     hold = harness.claimed(accepted.session_id)
     effect_id = uuid4()
     return ToolContext(
@@ -109,6 +111,20 @@ def test_what_is_recalled_is_the_users_own_and_quoted(harness: Harness) -> None:
     assert "Bob" not in result
     assert "Ana is 7" not in without_quotations(result)
     assert _call(recall, _context(harness, "eve"), query="what is the secret number?") == "Nothing was found."
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Niue"])
+def test_dates_are_the_users(harness: Harness, zone: str) -> None:
+    """The dates are those of the zone of the turn's message, as in the prompt: one of the two is not that of UTC."""
+    context = _context(harness, metadata={"timezone": zone})
+    began_at = harness.clock.now()
+    _call(remember, context, content="The user lives in Lyon.")
+    harness.move(60)
+    _call(remember, _again(harness, context), content="The user lives in Paris.")
+    result = _call(recall, _again(harness, context), query="Where does the user live?")
+    [lyon] = [line for line in result.splitlines() if "in Lyon." in line]
+    began, ended = (f"{at.astimezone(ZoneInfo(zone)):%Y-%m-%d}" for at in (began_at, harness.clock.now()))
+    assert lyon.endswith(f", {began}, until {ended} only] The user lives in Lyon.")
 
 
 def test_what_no_longer_holds_is_marked(harness: Harness) -> None:

@@ -234,7 +234,7 @@ def past_parts(
         previous,
         hot,
         made_part("running", summary, limits.budget_working // 2, ids=[str(transcript.running.to_seq)]),
-        made_part("events", _lasting(found.events), limits.budget_stream),
+        made_part("events", _lasting(found.events, zone), limits.budget_stream),
         made_part("relations", found.around.relations, limits.budget_concepts),
         made_part(
             "recalled",
@@ -402,15 +402,15 @@ def last_messages(executor: Executor, session_id: UUID) -> list[str]:
     return [label_lines(each.role, cut(each.content, _MESSAGE_CHARS)) for each in said if each.content.strip()][::-1]
 
 
-def _lasting(events: Sequence[StreamEvent]) -> list[str]:
+def _lasting(events: Sequence[StreamEvent], zone: tzinfo) -> list[str]:
     """The newest events, newest first. Omits typing events, which are already outdated."""
     lasting = [each for each in reversed(events) if each.kind is not StreamEventKind.TYPING]
-    return [_event(each) for each in lasting[:_EVENTS]]
+    return [_event(each, zone) for each in lasting[:_EVENTS]]
 
 
-def _event(each: StreamEvent) -> str:
+def _event(each: StreamEvent, zone: tzinfo) -> str:
     what = "continued on the channel" if each.kind is StreamEventKind.CHANNEL_SWITCH else "was present on the channel"
-    return f"- {each.at:%Y-%m-%d %H:%M}: {what} '{each.channel}'"
+    return f"- {each.at.astimezone(zone):%Y-%m-%d %H:%M}: {what} '{each.channel}'"
 
 
 def told_case(case: FoundCase) -> str:
