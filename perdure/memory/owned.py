@@ -48,9 +48,17 @@ def list_memories(executor: Executor, user_id: UserKey, limit: int, after: UUID 
     """At most `limit` of the user's memories, the newest first, superseded ones included.
 
     `after`: the id of the memory after which the list continues.
+
+    Raises:
+        NotFound: the user has no memory `after`, so where the list continues is unknown.
     """
     parameters = {"user_id": user_id, "after": after, "limit": limit}
-    return [_body(row) for row in executor.run(owned_queries.LIST, parameters)]
+    rows = executor.run(owned_queries.LIST, parameters)
+    if not rows and after is not None:
+        known = executor.run(owned_queries.OWNER, {"memory_id": after})
+        if not known or known[0].user_id != user_id:
+            raise NotFound("There is no such memory to continue after: begin the list again, without `after`.")
+    return [_body(row) for row in rows]
 
 
 def read_memory(executor: Executor, memory_id: UUID) -> dict[str, Any]:
@@ -112,6 +120,7 @@ def correct(database: Database, clock: Clock, user_id: UserKey, memory_id: UUID,
         Conflict: another memory has superseded it.
     """
     content = " ".join(content.split())
+    found = _read(content)  # the first time takes a part of a second, for which no transaction is open
     with database.transaction("memories.correct") as transaction:
         locked = transaction.run(LOCK_USER, {"user_id": user_id})
         rows = transaction.run(owned_queries.TO_CORRECT, {"memory_id": memory_id, "user_id": user_id}) if locked else ()
@@ -125,7 +134,7 @@ def correct(database: Database, clock: Clock, user_id: UserKey, memory_id: UUID,
             return read_memory(transaction, wrong.superseded_by)
         if wrong.superseded_by is not None:
             raise Conflict("A newer memory has superseded this one. Correct the newer one.")
-        correction = _Correction(transaction, user_id, memory_id, content, *_read(content))
+        correction = _Correction(transaction, user_id, memory_id, content, *found)
         same, changed = correction.compared()
         right = memory_id if is_own and same is None else same
         if right is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from perdure.access.tenants import UserKey
 from perdure.memory.consolidation.extraction import PROMPT
+from perdure.memory.recall.agent_memory import forget
 from tests.browser.conftest import Page
 from tests.memory.remembering import add_memory
 from tests.processes.gateway import GatewayProcess
@@ -191,4 +193,69 @@ def test_many_memories_and_errors(
     gateway.start()
     page.press("Try again")
     page.until(lambda: len(_known(page)) == 20, "the list")
+    installation.check()
+
+
+@pytest.mark.browser
+def test_the_list_follows_what_changes(
+    remembering_worker: None, installation: Installation, gateway: GatewayProcess, page: Page, tmp_path: Path
+) -> None:
+    """A correction ends another memory, and is undone; the words of another memory are not listed twice.
+
+    Another tab forgets memories: the list goes on, and what is gone may be forgotten here, too. What holds until a day
+    to come is not over. Hebrew begins on the right.
+    """
+    _say(page, "hello")
+    books = [add_memory(installation.runtime, LOCAL, f"The user has read book {number}.") for number in range(25)]
+    for text in ("שלום, אני גר בחיפה.", LYON, "My sister lives in Rome."):
+        add_memory(installation.runtime, LOCAL, text)
+    installation.query(
+        "INSERT INTO memory_sources SELECT memory_id, s.session_id, 1 FROM memories, sessions AS s "
+        "WHERE content = %(text)s RETURNING 1",
+        text=LYON,
+    )
+    _open(page)
+    page.until(lambda: len(_known(page)) == 20, "the first page")
+    direction = "return getComputedStyle(document.querySelector('#memory-list > li:nth-child(3) .content')).direction"
+    assert page.driver.execute_script(direction) == "rtl"
+
+    focused = page.driver.switch_to
+    page.find("#memory-list .actions button").send_keys(Keys.ENTER)
+    focused.active_element.send_keys(Keys.CONTROL, "a")
+    focused.active_element.send_keys("I live in Nice.", Keys.TAB, Keys.TAB, Keys.ENTER)
+    page.until(lambda: page.texts("#memory-status") == ["Corrected."], "the correction")
+    assert page.texts("#memory-list > .ended .content") == ["My sister lives in Rome.", LYON]
+    assert focused.active_element.get_attribute("aria-label") == "Correct: I live in Nice."
+    focused.active_element.send_keys(Keys.TAB, Keys.ENTER, Keys.ENTER)
+    page.until(lambda: page.texts("#memory-status") == ["Forgotten."], "forgotten")
+    assert page.texts("#memory-list > .ended .content") == ["My sister lives in Rome."]
+    assert LYON in _known(page)
+
+    page.find("#memory-list > li:nth-child(4) .actions button").send_keys(Keys.ENTER)
+    focused.active_element.send_keys(Keys.CONTROL, "a")
+    focused.active_element.send_keys(LYON, Keys.TAB, Keys.TAB, Keys.ENTER)
+    page.until(lambda: page.texts("#memory-status") == ["Corrected."], "the correction")
+    assert page.texts("#memory-list .content").count(LYON) == 1
+    assert focused.active_element.get_attribute("aria-label") == f"Correct: {LYON}"
+
+    last = UUID(page.find("#memory-list > li:last-child").get_attribute("data-id"))
+    assert str(last) in books
+    assert forget(installation.database, LOCAL, last)
+    page.press("Show more")
+    page.until(lambda: not page.find("#more-memories").is_displayed() and len(_known(page)) == 25, "the whole list")
+    gone = page.find("#memory-list > li:last-child")
+    assert forget(installation.database, LOCAL, UUID(gone.get_attribute("data-id")))
+    gone.find_element("css selector", ".actions button:last-child").send_keys(Keys.ENTER)
+    focused.active_element.send_keys(Keys.ENTER)
+    page.until(lambda: len(_known(page)) == 24, "forgotten in both tabs")
+    assert [each for each in page.errors() if "status of 404" not in each] == []
+
+    installation.query(
+        "UPDATE memories SET valid_to = now() + interval '9 days' WHERE content = %(text)s RETURNING 1", text=LYON
+    )
+    page.driver.refresh()
+    page.see("#text")
+    _open(page)
+    page.until(lambda: LYON in _known(page), "the memory that still holds")
+    page.picture(tmp_path / "changed.png")
     installation.check()

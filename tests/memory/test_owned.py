@@ -61,7 +61,19 @@ def test_memories_are_listed_with_their_sources(archive: Archive) -> None:
     assert source["said_at"] == home["valid_from"]
     assert owned.list_memories(archive.harness.database, ANA, 1) == [boat]
     assert owned.list_memories(archive.harness.database, ANA, 1, boat["id"]) == [home]
-    assert owned.list_memories(archive.harness.database, UserKey("bo"), 9, boat["id"]) == []
+    assert owned.list_memories(archive.harness.database, ANA, 1, home["id"]) == []
+
+
+def test_a_list_does_not_end_at_a_forgotten_memory(archive: Archive) -> None:
+    """A page that would follow a forgotten memory, or one of another user, is refused: it would look like the end."""
+    archive.ended(LYON, "I own a boat.")
+    archive.consolidator(Echo()).batch()
+    boat, _ = _listed(archive)
+    with pytest.raises(NotFound):
+        owned.list_memories(archive.harness.database, UserKey("bo"), 9, boat["id"])
+    assert forget(archive.harness.database, ANA, boat["id"])
+    with pytest.raises(NotFound):
+        owned.list_memories(archive.harness.database, ANA, 9, boat["id"])
 
 
 def test_a_correction_supersedes(archive: Archive) -> None:

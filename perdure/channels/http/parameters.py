@@ -87,7 +87,9 @@ ConversationLimit = Annotated[
 Archived = Annotated[
     bool | None, Query(description="`true`: only archived conversations; `false`: only those that are not archived.")
 ]
-MemoryAfter = Annotated[UUID | None, Query(description="Only memories that follow this one in the list.")]
+MemoryAfter = Annotated[
+    UUID | None, Query(description="Only memories that follow this one in the list; 404 if it was forgotten.")
+]
 MemoryLimit = Annotated[int, Query(ge=1, le=1_000, description="At most this many memories, the newest ones.")]
 SessionLimit = Annotated[int, Query(ge=1, le=MAX_SESSIONS, description="At most this many sessions, the newest ones.")]
 After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages with a `seq` above this.")]

@@ -3,6 +3,7 @@
 import { byId, element } from "./elements.js";
 
 const PAGE = 20;
+const MOST_AT_ONCE = 999;
 const KINDS = { fact: "Fact", preference: "Preference", insight: "Insight", conversation: "Quotation" };
 
 const day = (instant) => new Date(instant).toLocaleDateString(undefined, { dateStyle: "medium" });
@@ -11,6 +12,8 @@ const moment = (instant) => new Date(instant).toLocaleString(undefined, { dateSt
 export class Memories {
   /** The ids of the listed memories in the gateway's order; the next page follows the last one. */
   #ids = [];
+  /** The listed memories by id: their text as JSON, and their elements. */
+  #items = new Map();
   /** The number of the newest loading: an earlier one that ends later shows nothing. */
   #loading = 0;
 
@@ -32,40 +35,80 @@ export class Memories {
   show() {
     this.list.replaceChildren();
     this.#ids = [];
+    this.#items.clear();
     this.dialog.showModal();
     return this.#more();
   }
 
+  #read(limit, after = "") {
+    return this.api().ask("GET", `/v1/memories?user_id=${encodeURIComponent(this.api().user)}&limit=${limit}${after}`);
+  }
+
   async #more() {
-    const more = byId("more-memories"), mine = this.#loading += 1, first = !this.#ids.length;
+    const more = byId("more-memories"), mine = this.#loading += 1, shown = this.#ids.length;
     more.hidden = true;
     this.#say("Loading…");
-    const after = first ? "" : `&after=${this.#ids.at(-1)}`;
     try {
-      const found = await this.api().ask("GET", `/v1/memories?user_id=${encodeURIComponent(this.api().user)}&limit=${PAGE + 1}${after}`);
+      const found = await this.#read(PAGE + 1, shown ? `&after=${this.#ids.at(-1)}` : "");
       if (mine !== this.#loading) return;
-      const shown = found.slice(0, PAGE);
-      this.#ids.push(...shown.map((each) => each.id));
-      const made = shown.map((each) => this.#item(each));
-      this.list.append(...made);
-      this.#say("");
-      this.#empty();
-      more.textContent = "Show more";
-      more.hidden = found.length <= PAGE;
-      if (!first) made[0]?.querySelector("button").focus();
+      this.#put(found.slice(0, PAGE), found.length > PAGE);
+      if (shown) this.#items.get(this.#ids[shown])?.item.querySelector("button").focus();
     } catch (error) {
       if (mine !== this.#loading) return;
-      this.#say(`The memories could not be read: ${error.message}`, true);
-      more.textContent = "Try again";
-      more.hidden = false;
+      if (error.status === 404 && shown) return void await this.#again(shown + PAGE); // another tab has forgotten the last one
+      this.#fail(error);
     }
   }
 
+  /** Read the listed memories again: what is corrected or forgotten ends others, or lets them hold again. */
+  async #refresh(count) {
+    const mine = this.#loading += 1, most = Math.min(Math.max(count, PAGE), MOST_AT_ONCE), more = byId("more-memories");
+    more.disabled = true;
+    try {
+      const found = await this.#read(most + 1);
+      if (mine !== this.#loading) return;
+      this.#ids = [];
+      this.#put(found.slice(0, most), found.length > most);
+    } finally {
+      more.disabled = false;
+    }
+  }
+
+  async #again(count) {
+    try {
+      await this.#refresh(count);
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** Add memories to the list. What has not changed keeps its element, with what is open in it. */
+  #put(memories, hasMore) {
+    const more = byId("more-memories");
+    this.#ids.push(...memories.map((each) => each.id));
+    for (const each of memories) {
+      const text = JSON.stringify(each);
+      if (this.#items.get(each.id)?.text !== text) this.#items.set(each.id, { text, item: this.#item(each) });
+    }
+    const items = this.#ids.map((each) => this.#items.get(each).item), listed = [...this.list.children];
+    if (listed.every((each, at) => each === items[at])) this.list.append(...items.slice(listed.length));
+    else this.list.replaceChildren(...items);
+    this.#say("");
+    this.#empty();
+    more.textContent = "Show more";
+    more.hidden = !hasMore;
+  }
+
+  #fail(error) {
+    const more = byId("more-memories");
+    this.#say(`The memories could not be read: ${error.message}`, true);
+    more.textContent = "Try again";
+    more.hidden = false;
+  }
+
   #empty() {
-    const none = this.list.querySelector(".none");
-    if (this.#ids.length) none?.remove();
-    else if (none === null) {
-      this.list.append(element("li", { className: "none" }, "Nothing yet. What you tell me is remembered after a conversation's session has ended."));
+    if (!this.#ids.length) {
+      this.list.replaceChildren(element("li", { className: "none" }, "Nothing yet. What you tell me is remembered after a conversation's session has ended."));
     }
   }
 
@@ -75,15 +118,17 @@ export class Memories {
   }
 
   #item(memory) {
-    const ended = memory.valid_until !== null;
+    const { valid_until: until } = memory, ended = until !== null && new Date(until) <= new Date();
+    const since = `since ${day(memory.valid_from)}`;
     const made = element("li", { "data-id": memory.id, className: ended ? "ended" : "" },
-      element("p", { className: "content" }, memory.content),
+      element("p", { className: "content", dir: "auto" }, memory.content),
       element("p", { className: "about" }, ...[
-        KINDS[memory.type], memory.attribute, ended ? `${day(memory.valid_from)} – ${day(memory.valid_until)}, no longer` : `since ${day(memory.valid_from)}`,
+        KINDS[memory.type], memory.attribute,
+        ended ? `${day(memory.valid_from)} – ${day(until)}, no longer` : until === null ? since : `${since}, until ${day(until)}`,
       ].filter((each) => each !== null).join(" · ")),
       this.#sources(memory),
       element("div", { className: "actions" },
-        ended || memory.type === "conversation" ? null : element("button", {
+        until !== null || memory.type === "conversation" ? null : element("button", {
           type: "button", className: "quiet", "aria-label": `Correct: ${memory.content}`, onclick: () => this.#correct(made, memory),
         }, "Correct"),
         element("button", {
@@ -113,7 +158,7 @@ export class Memories {
   #source({ conversation, channel, role, text, said_at: at }) {
     return element("li", {},
       element("p", { className: "about" }, `${role === "user" ? "You" : "Agent"} · ${moment(at)} · ${channel}`),
-      element("blockquote", {}, text),
+      element("blockquote", { dir: "auto" }, text),
       conversation === null ? null : element("button", {
         type: "button", className: "quiet", onclick: () => { this.dialog.close(); this.onOpen(conversation); },
       }, "Open the conversation"));
@@ -148,24 +193,25 @@ export class Memories {
   }
 
   #correct(item, memory) {
-    const input = element("textarea", { value: memory.content, rows: 2, maxLength: 1000, required: true, "aria-label": "The right words" });
+    const input = element("textarea", { value: memory.content, rows: 2, maxLength: 1000, required: true, dir: "auto", "aria-label": "The right words" });
     this.#ask(item, (close) => [input, element("div", { className: "buttons" },
       element("button", { type: "button", className: "quiet", onclick: close }, "Cancel"),
       element("button", { type: "submit" }, "Save"))], async () => {
-      if (input.value.trim() === memory.content) return void this.#replace(item, [this.#item(memory)]);
-      const right = await this.api().ask("PATCH", `/v1/memories/${memory.id}`, { content: input.value });
-      if (right.id !== memory.id) this.#ids.splice(0, 0, right.id);
-      const old = right.id === memory.id ? [] : [this.#item({ ...memory, valid_until: right.valid_from })];
-      this.#replace(item, [this.#item(right), ...old]);
-      this.#say("Corrected.");
+      const right = input.value.trim() === memory.content ? memory
+        : await this.api().ask("PATCH", `/v1/memories/${memory.id}`, { content: input.value });
+      this.#items.get(memory.id).text = ""; // its element has the form
+      await this.#refresh(this.#ids.length + 1);
+      if (right !== memory) this.#say("Corrected.");
+      this.#focus(right.id, memory.id);
     });
     input.focus();
     input.select();
   }
 
-  #replace(item, items) {
-    item.replaceWith(...items);
-    items[0].querySelector(".actions button").focus();
+  /** Move the keyboard's focus to the first of these memories that is listed. */
+  #focus(...ids) {
+    const item = ids.map((each) => this.#items.get(each)?.item).find((each) => each?.isConnected);
+    (item?.querySelector(".actions button") ?? byId("close-memories")).focus();
   }
 
   #forget(item, memory) {
@@ -174,14 +220,15 @@ export class Memories {
       element("p", {}, "Forget this for good? Nothing is learnt from its messages again; they stay in their conversations."),
       element("div", { className: "buttons" }, element("button", { type: "button", className: "quiet", onclick: close }, "Keep it"), sure),
     ], async () => {
-      await this.api().ask("DELETE", `/v1/memories/${memory.id}`);
-      this.#ids = this.#ids.filter((each) => each !== memory.id);
-      const next = item.nextElementSibling ?? item.previousElementSibling;
-      item.remove();
+      const at = this.#ids.indexOf(memory.id), near = [this.#ids[at + 1], this.#ids[at - 1]];
+      try {
+        await this.api().ask("DELETE", `/v1/memories/${memory.id}`);
+      } catch (error) {
+        if (error.status !== 404) throw error; // else another tab has forgotten it
+      }
+      await this.#refresh(this.#ids.length);
       this.#say("Forgotten.");
-      if (!this.#ids.length && !byId("more-memories").hidden) return void await this.#more();
-      this.#empty();
-      (next?.querySelector(".actions button") ?? byId("close-memories")).focus();
+      this.#focus(...near);
     });
     sure.focus();
   }

@@ -39,7 +39,7 @@ export const memories = {
     ? api.get("memories", { limit: MOST, user_id: query.user_id, tenant: query.tenant, after: query.after }, signal) : []),
   show: (found, context) => (context.query.user_id ? [
     part(`Of ${context.query.user_id}`, table("Memories", [
-      ["memory", (row) => element("span", { className: row.valid_until === null ? "" : "ended" }, row.content)],
+      ["memory", (row) => element("span", { className: row.valid_until === null || new Date(row.valid_until) > new Date() ? "" : "ended", dir: "auto" }, row.content)],
       ["type", (row) => row.type],
       ["about", (row) => [row.subject, row.attribute].filter(Boolean).join(": ")],
       ["importance#", (row) => row.importance.toFixed(2)],
