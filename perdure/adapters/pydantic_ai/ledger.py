@@ -408,23 +408,9 @@ class Calls:
 
     def close_unbegun(self) -> None:
         """Record that calls did not run whose intents were committed, because the run ended before they began."""
-        self._close(self._fresh)
-
-    def has_dropped(self, kept: Sequence[ToolCallPart]) -> bool:
-        """Whether a hook has left a call whose intent this process has committed out of those that run: `kept`."""
-        return bool(self._dropped(kept))
-
-    def drop(self, kept: Sequence[ToolCallPart]) -> None:
-        """Record that the calls do not run that a hook has left out, so that they do not run after a crash either."""
-        self._close(self._dropped(kept))
-
-    def _dropped(self, kept: Sequence[ToolCallPart]) -> set[int]:
-        return self._fresh - {self._positions.get(part.tool_call_id, -1) for part in kept}
-
-    def _close(self, positions: set[int]) -> None:
-        for position in positions:
+        for position in self._fresh:
             self._record(position, "failed", "this call was not run.", None)
-        self._fresh = self._fresh - positions
+        self._fresh = set()
 
     def _is_deferred(self, part: ToolCallPart) -> bool:
         """Whether the call waits for a client from now on: a hook or a wrapper may defer a call that has an intent."""

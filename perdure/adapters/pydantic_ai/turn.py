@@ -5,8 +5,9 @@ the thread of the turn:
 
     before a model request    commit the results of the previous round, or the reply that the agent rejected; stop here
                               if the turn must stop
-    after a model request     commit the reply with the intents of its calls; a reply without calls waits for the end
-    after the agent's hooks   take what they made of a reply without calls; record which calls they dropped of another
+    after a model request     keep the reply
+    after the agent's hooks   commit what they made of it with the intents of its calls; a reply without calls waits for
+                              the end
     before and after a call   see `ledger`
     at the end                the output is the reply of the turn, settled like any other
 
@@ -37,6 +38,7 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
+    ModelResponsePart,
     SystemPromptPart,
     UserContent,
     UserPromptPart,
@@ -77,7 +79,7 @@ from perdure.models import endings, endpoints
 from perdure.models.adapted.errors import refuses_own_parts
 from perdure.models.adapted.messages import finish_reason
 from perdure.models.endings import why_calls_do_not_run
-from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, name_of, read_by
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, Role, Usage, name_of, read_by
 from perdure.models.resilient import CallWindow, wait_within
 from perdure.models.windows import Lesson
 from perdure.resilience.retry import retrying
@@ -141,11 +143,15 @@ class _Rejected(Exception):  # raised by the run
 
 @dataclass(frozen=True)
 class _Answer:
-    """The last reply of the model: a response as JSON values, the request's tools, and the model's identifier."""
+    """The last reply of the model: a response as JSON values, the request's tools, and the model's identifier.
+
+    `run_step` is the number of the run's step that asked for it.
+    """
 
     payload: dict[str, Any]
     parameters: ModelRequestParameters
     model_id: str | None
+    run_step: int
 
     @property
     def response(self) -> ModelResponse:
@@ -173,8 +179,13 @@ class AdaptedTurn(Turn):
         self._thread = TurnThread()
         self._body: Running[Any] | None = None
         self._pending: Entry | None = None
-        """A reply without calls. It is the turn's reply, unless the agent rejects or changes it."""
+        """A reply that is not committed. Without calls it is the turn's, unless the agent rejects or changes it."""
         self._answer: _Answer | None = None
+        """The last reply of the model, until the agent's hooks have seen it."""
+        self._dropped: Usage | None = None
+        """The usage of a reply that a hook dropped, or that the model goes on with. The next reply counts it."""
+        self._paused: list[ModelResponsePart] = []
+        """What the model has written of a reply that it goes on with."""
         self._calls: Calls | None = None
         self._tool_error: Exception | None = None
         self._model_error: tuple[Exception | None, Exception | None] = (None, None)
@@ -201,7 +212,7 @@ class AdaptedTurn(Turn):
             PerdureError: the model failed.
         """
         self._pending, self._calls, self._thread, self._tool_error = None, None, TurnThread(), None
-        self._answer = None
+        self._answer, self._paused = None, []
         try:
             given = self._given()
             self._resume()
@@ -443,11 +454,13 @@ class AdaptedTurn(Turn):
 
     async def accept(self, response: ModelResponse) -> None:
         """Take the reply with which the run goes on; see `units.Run`."""
-        answer, calls = self._answer, self._calls
-        if self._pending is not None and answer is not None and answer.response.parts != response.parts:
-            await self._thread.do(lambda: self._accept(answer, response))
-        elif calls is not None and calls.has_dropped(response.tool_calls):
-            await self._thread.do(lambda: calls.drop(response.tool_calls))
+        answer, self._answer = self._answer, None
+        if answer is None:  # an earlier run has committed the reply, or no model has made it
+            return
+        paused, self._paused = self._paused, []
+        is_changed = [*paused, *answer.response.parts] != response.parts
+        if is_changed or paused or response.tool_calls:
+            await self._thread.do(lambda: self._accept(answer, response, is_changed=is_changed))
 
     async def decide(
         self, requests: DeferredToolRequests, definitions: Mapping[str, ToolDefinition]
@@ -473,7 +486,7 @@ class AdaptedTurn(Turn):
         parameters: ModelRequestParameters,
         context: RunContext[Any],
     ) -> Any:
-        """Commit what came before, call the model, and commit its reply. Returns the model's error, if it failed."""
+        """Commit what came before, and call the model. Returns the model's error, if it failed."""
         self._close_round(context, parameters)
         if self._why_stop() is not None:
             raise Interrupted
@@ -491,17 +504,24 @@ class AdaptedTurn(Turn):
             self._model_error = raised, error
             return raised
         self._note(messages, settings, parameters)
-        self._answer = answer = _Answer(payload, parameters, _model_id(context))
-        self._commit_reply(answer)
+        self._answer = answer = _Answer(payload, parameters, _model_id(context), context.run_step)
+        made, self._pending = self._reply(answer)
+        if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
+            raise ContentFiltered(
+                "The model's provider does not allow an answer to this: its content filter stopped it."
+            )
         self._tenure.step_within(self._timeout_s)
         return payload
 
-    def _accept(self, answer: _Answer, response: ModelResponse) -> None:
-        """Put what the agent's hooks made of the reply that waits in its place. What was streamed is withdrawn."""
+    def _accept(self, answer: _Answer, response: ModelResponse, *, is_changed: bool) -> None:
+        """Take what the agent's hooks made of the model's reply. What was streamed is withdrawn if they changed it."""
+        if is_changed:
+            self._text.rewind()
         parts = CODEC.dump(ModelResponse, response)["parts"]
-        self._pending = None
-        self._text.rewind()
-        self._commit_reply(replace(answer, payload={**answer.payload, "parts": parts}))
+        answer = replace(answer, payload={**answer.payload, "parts": parts})
+        _, self._pending = self._reply(answer)
+        self._commit_calls(answer)
+        self._tenure.step_within(self._timeout_s)
 
     def _reserve(
         self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
@@ -643,9 +663,19 @@ class AdaptedTurn(Turn):
     def _close_round(self, context: RunContext[Any], parameters: ModelRequestParameters) -> None:
         """Commit the results of the open calls, or the reply that the agent rejected.
 
+        A reply that a hook dropped (`RetryModelRequest`) is no message of the run, so it is not stored. Nor is one that
+        the model goes on with, which is part of the next.
+
         Raises:
             _Steered: messages joined the turn.
         """
+        if self._answer is not None and self._answer.run_step == context.run_step:
+            goes_on = self._answer.response.state == "suspended"
+            self._paused = [*self._paused, *self._answer.response.parts] if goes_on else []
+            self._dropped = None if self._pending is None else self._pending.usage
+            self._pending = self._answer = None
+            if not goes_on:
+                self._text.rewind()
         lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
         if lacking is not None and not self._tenure.overdue:
             raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
@@ -658,9 +688,12 @@ class AdaptedTurn(Turn):
     def _round(self, requests: Sequence[ModelRequest], usage: RunUsage) -> tuple[list[Entry], list[Result]]:
         """The uncommitted reply or the results of the open calls, with what the model receives after it."""
         pending, calls = self._pending, self._calls
-        self._pending = self._calls = None
+        self._pending = self._answer = self._calls = None
         if pending is not None:
-            return [messages.with_requests(pending, requests, usage, self._result_files.referring)], []
+            self._dropped = None
+            entries = [pending, *result_entries(pending, [_why_not_run(pending)] * len(pending.tool_calls))]
+            last = messages.with_requests(entries[-1], requests, usage, self._result_files.referring)
+            return [*entries[:-1], last], []
         if calls is None:
             return [], []
         texts, results = calls.results(messages.result_texts(requests))
@@ -673,20 +706,16 @@ class AdaptedTurn(Turn):
         record = {**payload, "model_id": response.model_id or model_id}  # as pydantic-ai sets it after the request
         return response, *messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
 
-    def _commit_reply(self, answer: _Answer) -> None:
-        """Commit a reply with the intents of its calls. A reply without calls is kept until the run goes on."""
-        response, made, bare = self._read_reply(answer.payload, answer.model_id)
-        reply = replace(bare, prompt=self._record)
-        if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
-            raise ContentFiltered(
-                "The model's provider does not allow an answer to this: its content filter stopped it."
-            )
-        if not reply.tool_calls:
-            self._pending = reply
-            return
-        refusal = why_calls_do_not_run(made)
-        if refusal is not None:  # `units.Durability` rejects the reply
-            self._refuse(reply, refusal)
+    def _reply(self, answer: _Answer) -> tuple[ModelReply, Entry]:
+        """The reply as the engine judges it, and its row."""
+        _, made, reply = self._read_reply(answer.payload, answer.model_id)
+        used = reply.usage if self._dropped is None else self._dropped + (reply.usage or Usage())
+        return made, replace(reply, prompt=self._record, usage=used)
+
+    def _commit_calls(self, answer: _Answer) -> None:
+        """Commit the reply with the intents of its calls. A reply without calls is kept until the run goes on."""
+        reply = self._pending
+        if reply is None or not reply.tool_calls:
             return
         if self._tenure.shutting_down:
             raise Interrupted  # no time is left to run the tools: without a commit, the model is asked again
@@ -704,7 +733,8 @@ class AdaptedTurn(Turn):
         open_reply = self.transcript.open_reply()
         if open_reply is None:
             raise LookupError("the committed reply has no open calls")
-        self._calls = self._made_calls(open_reply, response, planned)
+        self._pending = self._dropped = None
+        self._calls = self._made_calls(open_reply, answer.response, planned)
         self._calls.committed(at)
 
     def _plan(self, position: int, reply: Entry, definition: ToolDefinition) -> Planned:
@@ -798,8 +828,9 @@ class AdaptedTurn(Turn):
         """The turn's reply: the text of the last reply, or the output as text."""
         data = None if isinstance(result.output, str) else messages.as_json(result.output)
         text = storable(result.output) if isinstance(result.output, str) else messages.as_text(data)
-        if self._pending is not None and (data is not None or text == self._pending.content):
-            return Replied(self._pending, data)
+        pending = self._pending
+        if pending is not None and not pending.tool_calls and (data is not None or text == pending.content):
+            return Replied(pending, data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests, result.usage)
         if calls is not None and calls.runs_tools:
@@ -832,6 +863,12 @@ class AdaptedTurn(Turn):
         if isinstance(self._model, OwnModel):
             return self._model.own.name
         return self._model if isinstance(self._model, str) else self._model.model_id
+
+
+def _why_not_run(reply: Entry) -> str:
+    """The result of each call of a reply that the agent rejected."""
+    ended = ModelReply(reply.content, reply.tool_calls, stop_reason=reply.stop_reason or endings.STOP)
+    return f"Error: {why_calls_do_not_run(ended) or 'this call was not run.'}"
 
 
 def _model_id(context: RunContext[Any]) -> str | None:

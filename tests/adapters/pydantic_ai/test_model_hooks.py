@@ -9,11 +9,12 @@ from uuid import UUID
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import ModelRetry, RunContext
+from pydantic_ai import ModelRetry, RunContext, exceptions
 from pydantic_ai.capabilities import AbstractCapability, Hooks
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models import ModelRequestContext
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.usage import RequestUsage
 
 from perdure import effect
 from perdure.turns.lease.claim import Ran
@@ -112,18 +113,161 @@ def test_a_hook_may_turn_a_text_into_a_call(harness: Harness) -> None:
     assert (turn["reply"]["text"], statuses) == ("it is 7", ["intended"])
 
 
-def test_a_call_that_a_hook_adds_to_others_fails_the_turn(harness: Harness) -> None:
-    """The reply is committed, so the added call cannot have an intent: no attempt could go better."""
+def test_a_call_that_a_hook_adds_to_others_runs(harness: Harness) -> None:
+    """It has its intent before it runs, like the call of the model."""
+    statuses: list[list[str]] = []
 
     def adding(response: ModelResponse) -> ModelResponse:
+        if not response.tool_calls:
+            return response
         return replace(response, parts=[*response.parts, ToolCallPart("look", {}, tool_call_id="c9")])
 
     bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(adding)])
+
+    @bare.tool_plain(sequential=True)
+    def look() -> str:
+        """Look."""
+        statuses.append([row.status for row in harness.sql("SELECT status FROM tool_effects ORDER BY position")])
+        return "found"
+
+    _use(harness, bare, Scripting([_call("look")], "done").model)
+    assert harness.ask()["reply"]["text"] == "done"
+    assert statuses == [["intended", "intended"], ["done", "intended"]]
+
+
+def _careful(response: ModelResponse) -> ModelResponse:
+    """The reply with less to pay, and without the secret."""
+    parts = [replace(each, args='{"amount": 1}') if isinstance(each, ToolCallPart) else each for each in response.parts]
+    return _redacted(replace(response, parts=parts)) if response.tool_calls else response
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_reply_with_calls_is_stored_as_a_hook_leaves_it(harness: Harness, *, crashes: bool) -> None:
+    """Its text and its arguments are those of the hook, also for the worker that continues the turn."""
+    paid: list[int] = []
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(_careful)])
+
+    @bare.tool_plain(metadata=effect("idempotent"))
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    _use(harness, bare, Scripting([TextPart("the secret is 42"), _call("pay", amount=100)], "done").model)
+    sent = harness.send()
+    if crashes:
+        with harness.crashing("before", "turns.step", 2):
+            harness.run(sent.session_id)
+        harness.move(31)
+    harness.run(sent.session_id)
+    assert harness.lines(sent.session_id)[1:] == [("assistant", "[redacted]"), ("tool", "paid"), ("assistant", "done")]
+    assert paid == [1] * (2 if crashes else 1)
+    assert "secret" not in _stored(harness)
+
+
+def test_a_reply_with_calls_that_a_hook_fails_on_runs_none(harness: Harness) -> None:
+    """Nothing of it is stored: the next attempt asks the model again, and the hook sees what it replies."""
+    seen: list[str] = []
+
+    def policy(response: ModelResponse) -> ModelResponse:
+        seen.append(response.text or "")
+        if len(seen) == 1:
+            raise ConnectionError("the policy's service is unavailable")
+        return response
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(policy)])
     bare.tool_plain(name="look")(_look)
-    _use(harness, bare, Scripting([_call("look")]).model)
+    _use(harness, bare, Scripting([TextPart("first"), _call("look")], "second").model)
+    sent = harness.send()
+    harness.run(sent.session_id)
+    harness.move(31)
+    harness.run(sent.session_id)
+    assert harness.lines(sent.session_id) == [("user", "hello"), ("assistant", "second")]
+    assert seen == ["first", "second"]
+    assert not harness.sql("SELECT status FROM tool_effects")
+
+
+def test_a_reply_with_calls_that_a_hook_sends_back(harness: Harness) -> None:
+    """It is stored with calls that did not run, and the worker that continues the turn knows why."""
+
+    def rejecting(response: ModelResponse) -> ModelResponse:
+        if response.tool_calls:
+            raise ModelRetry("do not look")
+        return response
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(rejecting)])
+    bare.tool_plain(name="look")(_look)
+    model = Scripting([_call("look")], "lost", "done")
+    _use(harness, bare, model.model)
+    sent = harness.send()
+    with harness.crashing("before", "turns.settle"):
+        harness.run(sent.session_id)
+    harness.move(31)
+    harness.run(sent.session_id)
+    closed = [("assistant", ""), ("tool", "Error: this call was not run.")]
+    assert harness.lines(sent.session_id)[1:] == [*closed, ("assistant", "done")]
+    assert "do not look" in str(model.seen[-1])
+
+
+@pytest.mark.skipif(not hasattr(exceptions, "RetryModelRequest"), reason="pydantic-ai 2.64 has no such exception")
+@pytest.mark.parametrize("line", ["bad", [TextPart("bad"), _call("look")]])
+def test_a_reply_that_a_hook_drops_is_no_message(harness: Harness, line: Any) -> None:
+    """`RetryModelRequest` asks the model again as if it had not replied. What it used counts."""
+
+    def dropping(response: ModelResponse) -> ModelResponse:
+        if response.text == "bad":
+            raise exceptions.RetryModelRequest
+        return response
+
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(dropping)])
+    bare.tool_plain(name="look")(_look)
+    model = Scripting(line, "good", "fine")
+    _use(harness, bare, model.model)
+    seen = _stream(harness)
     turn = harness.ask()
-    assert (turn["status"], turn["attempts"]) == ("failed", 1)
-    assert "not set up" in turn["error"]["message"]
+    assert harness.lines(UUID(turn["session_id"])) == [("user", "hello"), ("assistant", "good")]
+    assert "bad" not in "".join(seen)
+    assert turn["usage"]["output_tokens"] >= 2
+    second = harness.ask()
+    assert "bad" not in str(model.seen[-1])
+    assert turn["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("calls", [[], [_call("look")]])
+def test_a_reply_that_the_model_goes_on_with_is_one_message(harness: Harness, calls: list[Any]) -> None:
+    """Anthropic pauses a long turn of its server's tools (`pause_turn`). What both requests used counts."""
+    used, paused = RequestUsage(input_tokens=100, output_tokens=10), {"finish_reason": "pause_turn"}
+    first = ModelResponse(
+        parts=[TextPart("one ")], provider_response_id="r1", state="suspended", provider_details=paused, usage=used
+    )
+    second = ModelResponse(parts=[TextPart("two"), *calls], provider_response_id="r2", usage=used)
+    bare = PydanticAgent[Any, Any](name="assistant")
+    bare.tool_plain(name="look")(_look)
+    model = Scripting(first, second, *["done"] * len(calls), "fine")
+    _use(harness, bare, model.model, memory=False)
+    turn = harness.ask()
+    rest = [("tool", "found"), ("assistant", "done")] if calls else []
+    assert harness.lines(UUID(turn["session_id"])) == [("user", "hello"), ("assistant", "one two"), *rest]
+    assert (turn["usage"]["input_tokens"] >= 200, turn["steps"]) == (True, 1 + len(calls))
+    harness.ask()
+    assert str(model.seen[-1]).count("UserPromptPart") == 2
+
+
+def test_what_was_streamed_beside_calls_stays(harness: Harness) -> None:
+    """A hook that changes nothing withdraws nothing."""
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        del info
+        yield "Looking."
+        if len(messages) < 3:
+            yield {0: DeltaToolCall("look", "{}", tool_call_id="c1")}
+
+    seen = _stream(harness)
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(lambda response: response)])
+    bare.tool_plain(name="look")(_look)
+    _use(harness, bare, FunctionModel(stream_function=stream), memory=False)
+    assert harness.ask()["status"] == "done"
+    assert seen == ["Looking.", "Looking."]
 
 
 def test_a_reply_that_a_hook_sends_back(harness: Harness) -> None:
@@ -137,7 +281,7 @@ def test_a_reply_that_a_hook_sends_back(harness: Harness) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_call_that_a_hook_dropped_does_not_run_after_a_crash(harness: Harness, moment: Any) -> None:
-    """The row of the call says so, before another call of the reply begins."""
+    """No row has the call: the transcript has the reply as the hook left it."""
     ran: list[str] = []
 
     def without_payment(response: ModelResponse) -> ModelResponse:
@@ -167,7 +311,8 @@ def test_a_call_that_a_hook_dropped_does_not_run_after_a_crash(harness: Harness,
     assert harness.turn(sent.turn_id)["reply"]["text"] == "done"
     assert "pay" not in ran
     rows = harness.sql("SELECT tool, status FROM tool_effects ORDER BY position")
-    assert [(row.tool, row.status) for row in rows] == [("look", "done"), ("pay", "failed")]
+    assert [(row.tool, row.status) for row in rows] == [("look", "done")]
+    assert "pay" not in _stored(harness)
 
 
 def test_hooks_that_change_nothing_cost_nothing(harness: Harness) -> None:
