@@ -315,17 +315,26 @@ def test_structured_output_is_requested(server: AnthropicServer) -> None:
     assert "output_config" not in server.requests[2]
 
 
-def test_thinking_pauses_for_calls_of_another_model(server: AnthropicServer) -> None:
-    """The provider refuses calls that no thoughts precede. This concerns one request, not the later ones."""
-    server.script(
-        Status(400, message="Expected `thinking` or `redacted_thinking`, but found `tool_use`."),
-        Answer("a"),
-        Answer("b"),
-    )
+@pytest.mark.parametrize(
+    ("said", "choice"),
+    [
+        ("Expected `thinking` or `redacted_thinking`, but found `tool_use`.", {}),
+        ("Thinking may not be enabled when tool_choice forces tool use.", {"tool_choice": "required"}),
+    ],
+    ids=["calls of another model", "a required call"],
+)
+def test_thinking_pauses(server: AnthropicServer, said: str, choice: dict[str, Any]) -> None:
+    """The provider refuses calls that no thoughts precede, and thoughts before a call that it must make.
+
+    This concerns one request, not the later ones. The call stays required.
+    """
+    server.script(Status(400, message=said), Answer("a"), Answer("b"))
     model = model_of(server, kind=ANTHROPIC)
+    tool = ToolSchema("calculator", "", {"type": "object"})
     for _ in range(2):
-        model.respond(ModelRequest((QUESTION,), settings={"thinking": True}), new_call())
+        model.respond(ModelRequest((QUESTION,), (tool,), settings={"thinking": True, **choice}), new_call())
     assert ["thinking" in each for each in server.requests] == [True, False, True]
+    assert all("tool_choice" in each for each in server.requests) == bool(choice)
 
 
 def test_the_limit_of_tokens_is_never_left_out(server: AnthropicServer) -> None:

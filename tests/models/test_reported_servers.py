@@ -60,6 +60,7 @@ from perdure.models.providers.endpoint import Endpoint
 from perdure.models.providers.model import EndpointModel
 from perdure.testing.suites.models import QUESTION, ask, new_call, turn
 from tests.models.adapted.test_adapted_suite import BlocksServer
+from tests.models.anthropic_server import events_of
 from tests.models.openai_server import Answer, Call, Chunks, OpenAIServer, Raw, Status, Step, chunk
 from tests.models.server import ProviderServer, Wire
 
@@ -623,15 +624,41 @@ def test_thoughts_that_a_server_refuses_are_left_out(server: OpenAIServer) -> No
         "messages.3.content.3: Invalid `signature` in `thinking` block",
     ],
 )
-def test_signatures_that_a_server_refuses_are_left_out(server: OpenAIServer, said: str) -> None:
+@pytest.mark.parametrize("streams", [False, True], ids=["status", "stream"])
+def test_signatures_that_a_server_refuses_are_left_out(server: OpenAIServer, said: str, *, streams: bool) -> None:
     """They end with an account or a key. The conversation goes on without them, and later ones are kept."""
     model = made_of(server, "own")
     signed = {"id": "a", "type": "function", "function": {"name": "calculator", "arguments": ONE}}
     signed["extra_content"] = {"google": {"thought_signature": "c2ln"}}
-    server.script(Chunks([fragment(**signed), CALLS]), Status(400, message=said), Answer("Yes."), Answer("Yes."))
+    refused = Chunks([{"error": {"message": said, "code": 400}}]) if streams else Status(400, message=said)
+    server.script(Chunks([fragment(**signed), CALLS]), refused, Answer("Yes."), Answer("Yes."))
     reply = ask(model, QUESTION)
     said_before = Message(Role.ASSISTANT, "", reply.tool_calls, opaque=reply.opaque)
     for _ in range(2):
         assert ask(model, QUESTION, said_before, Message(Role.TOOL, "1", tool_call_id="a")).content == "Yes."
     assert ["c2ln" in json.dumps(each) for each in server.requests] == [False, True, False, True]
     model.close()
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["at once", "after a text"])
+def test_signatures_that_a_server_refuses_in_its_stream(messages: tuple[BlocksServer, Made], *, begins: bool) -> None:
+    """A gateway opens the stream before its provider has read the prompt. After a text, nothing is asked again."""
+    server, model = messages
+    server.thinks = True
+    server.script(Answer(calls=[Call("calculator", ONE, "c1")]))
+    reply = ask(model, QUESTION)
+    server.thinks = False
+    error = {
+        "message": "messages.1.content.0: Invalid `signature` in `thinking` block",
+        "type": "invalid_request_error",
+    }
+    begun = events_of(Answer("It"))[:4] if begins else []
+    server.script(Chunks([*begun, {"type": "error", "error": error}]), Answer("Yes."))
+    called = Message(Role.ASSISTANT, "", reply.tool_calls, opaque=reply.opaque)
+    conversation = (QUESTION, called, Message(Role.TOOL, "1", tool_call_id=reply.tool_calls[0].id))
+    if begins:
+        with pytest.raises(ProviderError):
+            ask(model, *conversation)
+    else:
+        assert ask(model, *conversation).content == "Yes."
+    assert ["signature" in json.dumps(each) for each in server.requests][1:] == [True, *[False] * (not begins)]

@@ -76,11 +76,12 @@ def adaptation(
 
     pydantic-ai may refuse files, too. Returns `None` if the error is no such refusal.
     """
-    if isinstance(error, ModelHTTPError):
-        failure = _failure_of(error, _Seen.by(http))
-        if not isinstance(error_of(failure, clock), ProviderError):
+    refusal = _refusal(error, http)
+    if refusal is not None:
+        failure, found = refusal, error_of(refusal, clock)
+        if not isinstance(found, ProviderError) or (failure.status is None and (found.transient or http.has_pieces())):
             return None
-        if failure.status in _REFUSALS:
+        if failure.status is None or failure.status in _REFUSALS:
             if not quirks.forgets and endpoint.refuses_own_parts(failure.said):
                 return Adaptation(quirks | FORGETFUL, "its own signatures", lasting=False)
             if (files := endpoint.without_files(quirks, failure.said, kinds)) is not None:
@@ -92,11 +93,22 @@ def adaptation(
     return Adaptation(replace(quirks, reads=frozenset()), "the files of a message", lasting=False)
 
 
+def _refusal(error: Exception, http: HttpExchange) -> ProviderFailure | None:
+    """What the server said that has refused a request, by a status or in a stream; `None` for another error."""
+    if http.reported is not None:
+        return http.reported
+    if not isinstance(error, ModelHTTPError) and not (isinstance(error, ModelAPIError) and error.in_stream):
+        return None
+    return _failure_of(error, _Seen.by(http))
+
+
 def refuses_own_parts(error: Exception) -> bool:
     """Whether the provider refuses signatures, or other opaque parts, of its own earlier replies."""
-    if not isinstance(error, ModelHTTPError) or error.status_code not in _REFUSALS:
+    if not isinstance(error, ModelAPIError):
         return False
-    return endpoint.refuses_own_parts(_failure_of(error, _NOTHING).said)
+    failure = _failure_of(error, _NOTHING)
+    is_refusal = error.in_stream if failure.status is None else failure.status in _REFUSALS
+    return is_refusal and endpoint.refuses_own_parts(failure.said)
 
 
 def mapped(error: Exception, http: HttpExchange, clock: Clock) -> PerdureError:

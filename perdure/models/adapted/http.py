@@ -53,6 +53,8 @@ class HttpExchange:
     failure: PerdureError | None = None
     reported: ProviderFailure | None = None
     """The error that the server reported in the body of a successful response."""
+    has_pieces: Callable[[], bool] = lambda: False
+    """Returns whether a part of the reply was read."""
     pieces_at_end: Callable[[], int | None] = lambda: None
     """Returns how many pieces of the reply were read, or `None` if it has not ended yet."""
 

@@ -189,6 +189,7 @@ class AdaptedModel:
             ThoughtTags(thinks_first=self._quirks.thinks_first),
         )
         async with opening as stream:
+            exchange.has_pieces = lambda: reading.pieces > 0
             exchange.pieces_at_end = lambda: reading.pieces if _has_ended(stream) else None
             async for event in stream:
                 if isinstance(event, PartStartEvent):

@@ -245,6 +245,7 @@ _OF_SERVERS = frozenset({"stream_options", CACHE_KEY, CACHE_MARK})
 _UNREQUESTED = frozenset({"response_format", "output_config", *_OF_SERVERS})
 """The options that perdure adds to those that agents set."""
 _PARTS_OF_OPTIONS = {"include_usage": "stream_options", "json_schema": "response_format", "effort": "output_config"}
+_THINKING = frozenset({"thinking", "reasoning_effort", "reasoning"})
 _LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 _MEMBERS = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", "type", "function"})
 _REQUIRED_OF_REPLIES = {
@@ -346,13 +347,13 @@ def _without_members(
     words = _words(said)
     is_long = "too long" in said and ("].id" in said or "tool_call_id" in said)
     is_missing = bool(words & {"missing", "must", "required"}) and not any(each in said for each in _UNSUPPORTED)
-    # The calls of another model have no thoughts before them.
-    pauses = "redacted_thinking" in words and "thinking" in body
+    # The calls of another model have no thoughts before them, and some models do not think before a required call.
+    pauses = "redacted_thinking" in words or {"thinking", "tool_choice"} <= words
     for applies, difference, what, lasting in (
         ("length of 9" in said, Quirks(ids=NINE_CHARACTERS, translates_own_ids=True), "the form of call ids", True),
         (is_long, Quirks(translates_own_ids=True), "the form of call ids", True),
         (refuses_own_parts(said), FORGETFUL, "its own signatures", False),
-        (pauses, Quirks(omits=frozenset({"thinking"})), "thinking", False),
+        (pauses, Quirks(omits=frozenset(_THINKING & body.keys())), "thinking", False),
         *(
             (is_missing and name in words, each, f"replies without {name}", True)
             for name, each in _REQUIRED_OF_REPLIES.items()

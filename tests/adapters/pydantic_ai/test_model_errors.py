@@ -36,7 +36,7 @@ from perdure.turns.lease.claim import Ran
 from tests.models.adapted.test_adapted_suite import BlocksServer
 from tests.models.anthropic_server import AnthropicServer
 from tests.models.openai_server import Answer, OpenAIServer
-from tests.models.server import Broken, Call, ProviderServer, Status
+from tests.models.server import Broken, Call, Chunks, ProviderServer, Status, Step
 from tests.turns.harness import Harness
 
 KEY = "sk-of-the-tests"
@@ -151,8 +151,19 @@ def test_a_filtered_prompt_is_no_failure_of_the_provider(
     assert len(server.requests) == 1
 
 
+REFUSED = "messages.1.content.0: Invalid `signature` in `thinking` block"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Status(400, message=REFUSED),
+        Chunks([{"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}}]),
+    ],
+    ids=["status", "stream"],
+)
 @pytest.mark.parametrize("crashes", [False, True])
-def test_signatures_that_their_sender_refuses_are_left_out(harness: Harness, *, crashes: bool) -> None:
+def test_signatures_that_their_sender_refuses_are_left_out(harness: Harness, refusal: Step, *, crashes: bool) -> None:
     """They end with an account or a key: the conversation goes on without them, also within a turn."""
     with BlocksServer() as server, model_of(server) as made:
         bare = PydanticAgent(made, name="assistant")
@@ -174,8 +185,7 @@ def test_signatures_that_their_sender_refuses_are_left_out(harness: Harness, *, 
             assert harness.run(sent.session_id) == Ran(1)
             sent = harness.send("and now?")
         server.thinks = False
-        server.script(Status(400, message="messages.1.content.0: Invalid `signature` in `thinking` block"))
-        server.script(Answer("Fine."))
+        server.script(refusal, Answer("Fine."))
         assert harness.run(sent.session_id) == Ran(1)
         assert harness.turn(sent.turn_id)["reply"]["text"] == "Fine."
         refused, last = (json.dumps(each["messages"]) for each in server.requests[-2:])
