@@ -830,7 +830,7 @@ class AdaptedTurn(Turn):
         text = storable(result.output) if isinstance(result.output, str) else messages.as_text(data)
         pending = self._pending
         if pending is not None and not pending.tool_calls and (data is not None or text == pending.content):
-            return Replied(pending, data)
+            return Replied(self._with_data(pending, data), data)
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests, result.usage)
         if calls is not None and calls.runs_tools:
@@ -839,6 +839,14 @@ class AdaptedTurn(Turn):
         elif calls is not None:
             calls.close(results)
         return Replied(messages.rendered(self._row.turn_id, text), data, tuple(closing), is_step=False)
+
+    def _with_data(self, reply: Entry, data: Any) -> Entry:
+        """The reply with the JSON of its data as text: what the model wrote, unless that has anything else."""
+        with suppress(ValueError, RecursionError):
+            if data is None or not reply.content or json.loads(reply.content) == data:
+                return reply  # without a text, the output is a file
+        self._text.rewind()
+        return replace(reply, content=messages.as_text(data))
 
     def _announce_waiting(self) -> AwaitsDecision | Failed:
         """Call the agent's hooks for the calls that wait for a person."""

@@ -20,6 +20,7 @@ from pydantic_ai import (
     FunctionToolset,
     ModelRetry,
     NativeOutput,
+    PromptedOutput,
     RunContext,
     TextOutput,
     ToolReturn,
@@ -134,6 +135,37 @@ def test_an_output_becomes_data(harness: Harness, output_type: Any) -> None:
     assert (turn["status"], turn["reply"]["data"]) == ("done", {"width": 3})
     assert turn["reply"]["text"].replace(" ", "") == '{"width":3}'
     assert turn["steps"] == 1
+
+
+class Bag(BaseModel):
+    """Another output."""
+
+    litres: int = 5
+
+
+def _width(text: str) -> dict[str, int]:
+    return {"width": len(text)}
+
+
+@pytest.mark.parametrize(
+    ("output_type", "written"),
+    [
+        (PromptedOutput([Box, Bag]), '{"result": {"kind": "Box", "data": {"width": 3}}}'),
+        (NativeOutput([Box, Bag]), '{"result": {"kind": "Box", "data": {"width": 3}}}'),
+        (PromptedOutput(Box), '```json\n{"width": 3}\n```'),
+        (TextOutput(_width), "abc"),
+    ],
+)
+def test_the_text_of_an_output_is_its_json(harness: Harness, output_type: Any, written: str) -> None:
+    """Users do not see the envelope in which a model writes one of several types. The model sees what it wrote."""
+    bare = PydanticAgent(name="assistant", output_type=output_type)
+    model = Scripting(written, written)
+    _use(harness, bare, model.model)
+    turn = harness.ask()
+    assert (turn["reply"]["data"], turn["reply"]["text"]) == ({"width": 3}, '{"width": 3}')
+    assert harness.lines(UUID(turn["session_id"]))[1:] == [("assistant", '{"width": 3}')]
+    harness.ask()
+    assert [part.content for part in model.seen[-1][1].parts if isinstance(part, TextPart)] == [written]
 
 
 def test_a_native_output_of_a_model_of_perdure() -> None:
