@@ -133,6 +133,30 @@ def test_an_iterable_is_refused(given: Any) -> None:
         _of(given)
 
 
+class Red(BaseModel):
+    colour: Literal[Colour.RED]
+
+
+class Blue(BaseModel):
+    colour: Literal[Colour.BLUE]
+
+
+class Painted(BaseModel):
+    """No reply needs the colour."""
+
+    colour: Literal[Colour.RED] | None = Colour.RED
+
+
+@pytest.mark.parametrize(
+    "given", [Literal[Colour.RED], Red, list[Red], Annotated[Red | Blue, Field(discriminator="colour")], Red | int]
+)
+def test_a_literal_of_a_plain_enum_is_refused(given: Any) -> None:
+    """No JSON is read as such a member: each reply would be rejected, and the model asked in vain."""
+    with pytest.raises(SettingsError, match=r"reads Colour\.\w+ in a Literal from no JSON; make Colour a StrEnum"):
+        _of(given)
+    assert _of(Painted).read("{}") == Painted()
+
+
 @pytest.mark.parametrize(
     "given",
     [

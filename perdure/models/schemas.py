@@ -6,8 +6,10 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from perdure.models.protocol import ToolSchema
@@ -452,10 +454,34 @@ _VALUES = frozenset({"enum", "const", "default", "examples", "required"})
 class WithoutTitles(GenerateJsonSchema):
     """Generates JSON schemas without titles. Titles would repeat the names, and cost tokens in every prompt."""
 
+    _is_optional = False
+    """Whether the schema is one of a value that may be left out."""
+
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as the parent declares it)
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 (the parent's signature)
         return False
+
+    def literal_schema(self, schema: Any) -> dict[str, Any]:
+        """The schema of a `Literal`.
+
+        Raises:
+            PydanticUserError: it requires a member of an `Enum` that pydantic cannot read from JSON.
+        """
+        unread = [each for each in schema["expected"] if isinstance(each, Enum) and not isinstance(each, str | int)]
+        if unread and not self._is_optional:
+            kind = type(unread[0]).__name__
+            reason = f"pydantic reads {unread[0]} in a Literal from no JSON; make {kind} a StrEnum or an IntEnum"
+            raise PydanticUserError(reason, code=None)
+        return super().literal_schema(schema)
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        """The schema of a value that may be left out."""
+        before, self._is_optional = self._is_optional, True
+        try:
+            return super().default_schema(schema)
+        finally:
+            self._is_optional = before
 
     def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
         """The schema, without NaN and infinities, such as the default `float("inf")`. They are not JSON."""

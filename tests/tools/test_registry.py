@@ -291,6 +291,17 @@ def test_an_iterable_can_be_read_by_hooks_and_the_tool() -> None:
         total.parse('{"numbers": ["x"]}')
 
 
+def test_a_literal_of_a_plain_enum_is_refused() -> None:
+    """No JSON is read as such a member: every call would fail."""
+
+    def resize(size: Literal[Size.LARGE]) -> str:
+        """Resize."""
+        return size.name
+
+    with pytest.raises(SettingsError, match=r"the parameter size .*reads Size\.LARGE .* make Size a StrEnum"):
+        tool(resize)
+
+
 def test_infinities_are_not_in_the_schema() -> None:
     """They are not JSON: a provider would refuse each request with the tool."""
 
