@@ -11,7 +11,7 @@ session at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -208,12 +208,18 @@ def request_end(executor: Executor, session_id: UUID, reason: str) -> Requested:
         NotFound: there is no such session.
         Conflict: the session has ended.
     """
-    rows = executor.run(queries.REQUEST_END, {"session_id": session_id, "reason": reason})
-    if rows:
-        return Requested(session_id, rows[0].may_end, rows[0].freed)
+    requested = request_ends(executor, [session_id], reason)
+    if requested:
+        return requested[0]
     if not executor.run(queries.READ, {"session_id": session_id}):
         raise NotFound("There is no such session.")
     raise Conflict("That session has ended already.")
+
+
+def request_ends(executor: Executor, session_ids: Sequence[UUID], reason: str) -> list[Requested]:
+    """Request the end of those of the sessions that have not ended."""
+    rows = executor.run(queries.REQUEST_END, {"session_ids": list(session_ids), "reason": reason})
+    return [Requested(row.session_id, row.may_end, row.freed) for row in rows]
 
 
 def leave(executor: Executor, session_id: UUID, channel: str, idle_s: float) -> Requested | None:

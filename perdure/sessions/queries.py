@@ -344,13 +344,15 @@ _FREED = f"""
         WHERE t.session_id = s.session_id AND t.settled_at IS NULL ORDER BY t.seq LIMIT 1) END AS freed
 """.strip()
 
-# Requests the end of a session: no further message is routed to the session. Only the first request sets the reason.
+# Requests the end of sessions: no further message is routed to them. Only the first request sets the reason. Locks the
+# sessions in the order of their ids, so that two concurrent requests do not wait for each other.
 REQUEST_END = Statement(
     "sessions.request_end",
     f"""
     WITH found AS (
         SELECT session_id, state, {_WAITS} FROM sessions
-        WHERE session_id = %(session_id)s AND ended_at IS NULL
+        WHERE session_id = ANY (%(session_ids)s::uuid[]) AND ended_at IS NULL
+        ORDER BY session_id
         FOR NO KEY UPDATE
     )
     UPDATE sessions AS s
@@ -358,7 +360,7 @@ REQUEST_END = Statement(
         routable = false,
         {_DENY_APPROVALS}
     FROM found WHERE s.session_id = found.session_id
-    RETURNING s.unsettled = 0 AS may_end, {_FREED}
+    RETURNING s.session_id, s.unsettled = 0 AS may_end, {_FREED}
     """,
 )
 

@@ -7,12 +7,18 @@ regularly. A worker that finds the intake closed takes no more work, and finishe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
 from perdure.database.engine import Executor, Statement
+from perdure.database.keyed import keyed
+
+_PAGE = 500
+"""How many sessions one statement reads or changes."""
+
+_FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 DRAINING = "EXISTS (SELECT FROM intake WHERE closed_at IS NOT NULL)"
 """SQL condition: the intake is closed. The statements that claim or begin a turn check it."""
@@ -27,19 +33,26 @@ _CLOSE = Statement(
     """,
 )
 
-# Opens the intake, and makes all sessions with unsettled turns due for a wake-up at once.
-_OPEN = Statement(
-    "drain.open",
-    """
-    WITH opened AS (
-        UPDATE intake SET closed_at = NULL WHERE closed_at IS NOT NULL
+_OPEN = Statement("drain.open", "UPDATE intake SET closed_at = NULL WHERE closed_at IS NOT NULL")
+
+# Makes the page's sessions with unsettled turns due for a wake-up at once. A session that another statement has locked
+# is left to it. `after` of the answer is the page's last session, `NULL` behind the last page.
+_HASTEN = Statement(
+    "drain.hasten",
+    f"""
+    WITH page AS (
+        SELECT session_id FROM sessions WHERE {keyed("unsettled > 0")} AND session_id > %(after)s::uuid
+        ORDER BY session_id LIMIT %(most)s
     ), unlocked AS (
-        SELECT session_id FROM sessions WHERE unsettled > 0 AND lease_until IS NULL
+        SELECT session_id FROM sessions
+        WHERE session_id = ANY (ARRAY(SELECT session_id FROM page)) AND {keyed("unsettled > 0")} AND lease_until IS NULL
         FOR NO KEY UPDATE SKIP LOCKED
+    ), hastened AS (
+        UPDATE sessions AS s SET woken_at = NULL, wakes = 0
+        FROM unlocked WHERE s.session_id = unlocked.session_id
     )
-    UPDATE sessions AS s SET woken_at = NULL, wakes = 0
-    FROM unlocked WHERE s.session_id = unlocked.session_id
-    """,
+    SELECT CASE WHEN count(*) = %(most)s THEN max(session_id::text) END AS after FROM page
+    """,  # noqa: S608 (constants)
 )
 
 _RUNNING = Statement(
@@ -66,7 +79,12 @@ _UNFINISHED = Statement(
 )
 
 _LIVE = Statement(
-    "drain.live", "SELECT session_id FROM sessions WHERE ended_at IS NULL ORDER BY session_id", writes=False
+    "drain.live",
+    f"""
+    SELECT session_id FROM sessions WHERE {keyed("ended_at IS NULL")} AND session_id > %(after)s::uuid
+    ORDER BY session_id LIMIT %(most)s
+    """,  # noqa: S608 (constants)
+    writes=False,
 )
 
 _SETTLED = Statement(
@@ -112,8 +130,11 @@ def begin(executor: Executor) -> None:
 
 
 def end(executor: Executor) -> None:
-    """Open the intake. Sessions that waited only for the intake are due at once."""
+    """Open the intake, then make the sessions that waited only for it due at once, a page at a time. Idempotent."""
     executor.run(_OPEN, {})
+    after: str | None = _FIRST_ID
+    while after is not None:
+        after = executor.run(_HASTEN, {"after": after, "most": _PAGE})[0].after
 
 
 def running(executor: Executor) -> list[UUID]:
@@ -131,5 +152,9 @@ def unfinished(executor: Executor) -> Unfinished:
     return Unfinished(row.running, row.unsettled - row.running, row.ending, row.held_back)
 
 
-def live_sessions(executor: Executor) -> list[UUID]:
-    return [row.session_id for row in executor.run(_LIVE, {})]
+def live_sessions(executor: Executor) -> Iterator[list[UUID]]:
+    """The sessions that have not ended, a page at a time."""
+    after: UUID | str = _FIRST_ID
+    while page := executor.run(_LIVE, {"after": after, "most": _PAGE}):
+        yield [row.session_id for row in page]
+        after = page[-1].session_id

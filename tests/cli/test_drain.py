@@ -65,6 +65,16 @@ def test_a_drain_that_is_late_is_reported(perdure: Perdure) -> None:
     assert "The intake stays closed" in drained.stderr
 
 
+@pytest.mark.long
+def test_a_drain_that_is_late_leaves_sessions_for_the_next_one(perdure: Perdure) -> None:
+    """The time limit holds for the requests, too. The message tells that some sessions have not been asked."""
+    assert perdure("send", "hello").returncode == 0
+    late = perdure("drain", "--end-sessions", "--within", "0", "--json")
+
+    assert (late.returncode, _report(late)["sessions_asked_to_end"]) == (1, 0)
+    assert "Not every session has been asked to end after 0 s" in late.stderr
+
+
 @pytest.fixture
 def reporting(database_url: str) -> Iterator[Callable[..., Presence]]:
     """Reports a worker to PostgreSQL that answers no question, as one does that is suspended, or without a broker."""

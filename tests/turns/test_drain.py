@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perdure.errors import Unavailable
+from perdure.sessions import queries
+from perdure.sessions.ending import request_ends
 from perdure.turns import drain
 from perdure.turns.drain import Unfinished
 from perdure.turns.lease.claim import NotNeeded, Ran
@@ -99,3 +103,24 @@ def test_a_running_turn_ends_despite_a_lost_connection(harness: Harness) -> None
         assert harness.run(first.session_id) == Ran(1)
     assert harness.turn(first.turn_id)["status"] == "done"
     assert harness.turn(second.turn_id)["status"] == "accepted"
+
+
+def test_the_intake_opens_and_sessions_end_a_page_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No statement changes more sessions than a page has, and each session is reached, whatever the last page holds."""
+    monkeypatch.setattr(drain, "_PAGE", 2)
+    accepted = [harness.send(user=f"u{number}").session_id for number in range(5)]
+    harness.database.run(queries.REQUEST_END, {"session_ids": accepted[:1], "reason": "r"})
+    drain.begin(harness.database)
+    ran: list[str] = []
+    with harness.hooked(lambda moment, name: ran.append(name) if moment == "before" else None):
+        drain.end(harness.database)
+    assert ran == ["drain.open", "drain.hasten", "drain.hasten", "drain.hasten"]
+    assert [harness.session(each).woken_at for each in accepted] == [None] * 5
+
+    pages = list(drain.live_sessions(harness.database))
+    assert (sorted(each for page in pages for each in page), [len(page) for page in pages]) == (
+        sorted(accepted),
+        [2, 2, 1],
+    )
+    assert {each.session_id for page in pages for each in request_ends(harness.database, page, "drain")} == {*accepted}
+    assert [harness.session(each).end_reason for each in accepted] == ["r", *["drain"] * 4]

@@ -56,6 +56,8 @@ def drain(
         what = "Work is still running"
         if watched.unheard and not watched.left.running:
             what = f"No word that they are quiet from: {', '.join(watched.unheard)}"
+        if watched.unrequested:
+            what = "Not every session has been asked to end"
         raise Failure(f"{what} after {limit_s:g} s. The intake stays closed; run `perdure drain` again to wait.")
     if end_sessions and watched.left.held_back:
         raise Failure(

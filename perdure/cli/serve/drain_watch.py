@@ -14,10 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from perdure.cli import connecting
-from perdure.errors import Conflict
 from perdure.observe.presence import EVERY_S, WORKER, Running, read_processes
 from perdure.runtime import Runtime
-from perdure.sessions.ending import request_end
+from perdure.sessions.ending import request_ends
 from perdure.settings import Settings
 from perdure.turns import drain
 from perdure.turns.drain import DrainPhase
@@ -41,15 +40,19 @@ class Drain:
         self._workers: dict[str, dict[str, Any]] = {}
         self._expected: set[str] = set()
         self.unheard: list[str] = []
+        self.unrequested = False
         drain.begin(self._database)
         self._found = drain.running(self._database)
         self.left = drain.unfinished(self._database)
 
     def wait(self, limit_s: float) -> None:
-        """With `end_sessions`, request the sessions' end. Poll until no work runs or `limit_s` seconds have passed."""
+        """With `end_sessions`, request the sessions' end. Poll until no work runs or `limit_s` seconds have passed.
+
+        After `limit_s` seconds, `unrequested` tells whether the end of some sessions is still to be requested.
+        """
         with _progress() as show, connecting.control() as ask:
             if self._end_sessions:
-                self._request_ends()
+                self._request_ends(limit_s, show)
             quiet = 0
             while quiet < _QUIET_POLLS:
                 self._workers = ask("perdure", _POLL_S)
@@ -57,7 +60,7 @@ class Drain:
                 self.unheard = self._find_unheard(read_processes(self._database))
                 quiet = quiet + 1 if self._is_quiet() else 0
                 show(self._line())
-                if time.monotonic() - self._began >= limit_s:
+                if self._is_late(limit_s):
                     break
             self.quiet = quiet == _QUIET_POLLS
 
@@ -81,17 +84,22 @@ class Drain:
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
-    def _request_ends(self) -> None:
-        for session_id in drain.live_sessions(self._database):
-            try:
-                requested = request_end(self._database, session_id, _REASON)
-            except Conflict:
-                continue  # the session has ended since it was listed
-            self._ends_requested += 1
-            requested.wake(self._runtime.wake)
+    def _request_ends(self, limit_s: float, show: Callable[[str], None]) -> None:
+        for session_ids in drain.live_sessions(self._database):
+            if self._is_late(limit_s):
+                self.unrequested = True
+                return
+            requested = request_ends(self._database, session_ids, _REASON)
+            for each in requested:
+                each.wake(self._runtime.wake)
+            self._ends_requested += len(requested)
+            show(f"{self._ends_requested} sessions are asked to end")
+
+    def _is_late(self, limit_s: float) -> bool:
+        return time.monotonic() - self._began >= limit_s
 
     def _is_quiet(self) -> bool:
-        if self.left.running or self.unheard or (self._end_sessions and self.left.ending):
+        if self.left.running or self.unheard or (self._end_sessions and (self.left.ending or self.unrequested)):
             return False
         return all(map(self._has_answered, self._workers))
 

@@ -306,7 +306,7 @@ def _accept_under_lock(
     earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
     ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
     if ending is not None and not earlier:
-        transaction.run(sessions.REQUEST_END, {"session_id": ending, "reason": IDLE})
+        transaction.run(sessions.REQUEST_END, {"session_ids": [ending], "reason": IDLE})
     if (ending is not None or not targets) and not earlier:
         _open_session(runtime, transaction, message, parameters)
         targets = transaction.run(sessions.LOCK_TARGET, parameters)
