@@ -100,7 +100,8 @@ _UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
 _MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
 _CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _MARKUP = compiled(
-    r"\*\*(?P<bold>[^*\s](?:[^*\n]*[^*\s])?)\*\*|\*(?P<italic>[^*\s](?:[^*\n]*[^*\s])?)\*|~~(?P<struck>[^~\n]+)~~"
+    r"\*\*\*(?P<both>[^*\s](?:[^*\n]*[^*\s])?)\*\*\*|\*\*(?P<bold>[^*\s](?:[^*\n]*[^*\s])?)\*\*"
+    r"|\*(?P<italic>[^*\s](?:[^*\n]*[^*\s])?)\*|~~(?P<struck>[^~\s](?:[^~\n]*[^~\s])?)~~"
     r"|\[(?P<label>[^\[\]\n]+)\]\((?P<url>https?://(?:[^\s()|]|\([^\s()|]*\))+)\)|(?m:^#{1,6} (?P<title>[^\n]+)$)"
 )
 
@@ -453,14 +454,16 @@ def _converted(text: str) -> str:
 
 def _marked(text: str, found: Match) -> str:
     if found["url"] is not None:
-        return f"<{found['url']}|{found['label']}>"
-    if (found["bold"] or found["italic"]) and _is_in_word(text, found):
-        return text[found.start() : found.end()]
-    if found["italic"] is not None:
-        return f"_{found['italic']}_"
+        return f"<{found['url']}|{found['label'].strip('*')}>"
+    if found["title"] is not None:
+        return f"*{_converted(found['title'].replace('**', '').strip(' *'))}*"
     if found["struck"] is not None:
-        return f"~{found['struck']}~"
-    return f"*{found['bold'] or found['title'].strip(' *')}*"
+        return f"~{_converted(found['struck'])}~"
+    if _is_in_word(text, found):
+        return text[found.start() : found.end()]
+    if found["both"] is not None:
+        return f"*_{_converted(found['both'])}_*"
+    return f"_{_converted(found['italic'])}_" if found["italic"] is not None else f"*{_converted(found['bold'])}*"
 
 
 def _is_in_word(text: str, found: Match) -> bool:

@@ -59,14 +59,25 @@ def _parser() -> MarkdownIt:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:  # noqa: FBT001 (markdown-it's signature)
-    """Emphasis, but for `2*3*4` and `__init__`: a single `*` between letters or digits, and two underscores."""
+    """Emphasis, but for `2*3*4`, `x**2 + y**2` and `__init__`.
+
+    A single `*` between letters or digits and two underscores are text. More asterisks between letters or digits end
+    emphasis, as in `**API**s`, and begin none.
+    """
     at = state.pos
-    before, marker, after = state.src[at - 1 : at], state.src[at], state.src[at + 1 : at + 2]
-    if marker == "*" and (before + after).isascii() and before.isalnum() and after.isalnum():
+    length = state.scanDelims(at, True).length  # noqa: FBT003 (markdown-it's signature)
+    before, marker, after = state.src[at - 1 : at], state.src[at], state.src[at + length : at + length + 1]
+    if marker == "_" and (before == "_" or length > 1):
         return False
-    if marker == "_" and "_" in {before, after}:
+    is_in_word = marker == "*" and (before + after).isascii() and before.isalnum() and after.isalnum()
+    if is_in_word and length == 1:
         return False
-    return emphasis(state, silent)
+    known = len(state.delimiters)
+    found = emphasis(state, silent)
+    if is_in_word:
+        for delimiter in state.delimiters[known:]:
+            delimiter.open = False
+    return found
 
 
 @dataclass

@@ -257,6 +257,17 @@ def test_discord_shows_mentions_as_text() -> None:
     assert shown.endswith("a<b")
 
 
+def test_discord_shows_code_like_text_as_it_is() -> None:
+    """Discord's Markdown would drop the asterisks of a power and the underscores of a name. Addresses are unchanged."""
+    for written, shown in (
+        ("2**3**4, 2*3*4 and x**2 + y**2", r"2\*\*3\*\*4, 2\*3\*4 and x\*\*2 + y\*\*2"),
+        ("`__main__` or __init__, foo__bar", r"`__main__` or \_\_init\_\_, foo\_\_bar"),
+        ("https://a.example/b__c__d*2*3", "https://a.example/b__c__d*2*3"),
+        ("**bold** *it* **API**s snake_case_name __so bold__", "**bold** *it* **API**s snake_case_name __so bold__"),
+    ):
+        assert discord_module.render(written) == shown
+
+
 def test_slack_escapes_its_three_characters() -> None:
     """A model's text cannot mention anyone or hide a link on Slack. The text's Markdown becomes Slack's mrkdwn."""
     shown = slack_module.render(HOSTILE)
@@ -270,6 +281,10 @@ def test_slack_escapes_its_three_characters() -> None:
     assert slack_module.render("[x](https://a.example/b_(c))") == "<https://a.example/b_(c)|x>"
     for code in ("12*7*5 = 420", "f(*args, **kwargs)", "f(**a,**b) + 2**10**3", "5 * 3 * 2", "f(*a,*b)"):
         assert slack_module.render(code) == code, "asterisks that are no markup"
+    nested = "**[x](https://a.example)** ***both*** [**y**](https://a.example) a ~~ b ~~ c\n# The **big** [z](https://b.example)"
+    assert slack_module.render(nested) == (
+        "*<https://a.example|x>* *_both_* <https://a.example|y> a ~~ b ~~ c\n*The big <https://b.example|z>*"
+    )
     assert slack_module.render("*a* 2*3, *b* (**c**), *d e*.") == "_a_ 2*3, _b_ (*c*), _d e_."
 
 

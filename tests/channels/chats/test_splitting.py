@@ -164,6 +164,8 @@ def test_a_refused_form_is_sent_plainly_and_else_reported(
     [
         ("# Title\nHello **bold _nested_** ~~gone~~", "<b>Title</b>\n\nHello <b>bold <i>nested</i></b> <s>gone</s>"),
         ("snake_case 2*3*4 a * b __init__ 5 < 6 & 7", "snake_case 2*3*4 a * b __init__ 5 &lt; 6 &amp; 7"),
+        ("2**3**4, x**2 + y**2, f(*args, **kwargs)", "2**3**4, x**2 + y**2, f(*args, **kwargs)"),
+        ("the **API**s and ***both***", "the <b>API</b>s and <i><b>both</b></i>"),
         ("这是**重要**的", "这是<b>重要</b>的"),
         ("- a\n  - b\n\n3. x\n4. y", "• a\n  • b\n\n3. x\n4. y"),
         ("[x](https://a.example/?a=1&b=2) [j](javascript:x)", '<a href="https://a.example/?a=1&amp;b=2">x</a> [j](javascript:x)'),  # noqa: E501

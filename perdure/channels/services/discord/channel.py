@@ -59,7 +59,7 @@ from perdure.channels.services.protocol import (
 from perdure.channels.services.splitting import units
 from perdure.clock import Clock
 from perdure.errors import InvalidRequest, SettingsError, Unauthorized, loggable
-from perdure.text.patterns import compiled
+from perdure.text.patterns import Match, compiled
 from perdure.turns.outbox import Undeliverable
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,12 @@ _NONCE_CHARS = 25
 _LOOK_S = 0.25
 _MOST_RECIPIENTS = 10_000
 _BUTTONS_A_ROW = 5
-_MENTION = compiled(r"<(?:@|#|:|/|a:|t:|id:)")
 _MARKUP = compiled(r"[\\*_~`|<>\[\]#@:-]")
 _CODE = compiled("(?s)```.*?```|`[^`\n]*`")
+_TEXT = compiled(r"<(?:@|#|:|/|a:|t:|id:)|https?://[^\s<]+|[A-Za-z0-9_*]+")
+"""What `_plain` changes or must keep: a mention, a URL, and a word in which asterisks and underscores may be text."""
+
+_ASTERISKS = compiled(r"\*+")
 _NAMED = compiled(r"<@!?([0-9]{1,20})>")
 
 
@@ -410,7 +413,10 @@ class Discord:
 
 
 def render(text: str) -> str:
-    """Escape text that Discord would show as a mention, a channel link, a time or an emoji. Code is unchanged."""
+    """Escape text that Discord would show as a mention, a channel link, a time or an emoji. Code is unchanged.
+
+    Asterisks of a power (`2**3`) and underscores of a name (`__init__`), which Discord drops, are escaped, too.
+    """
     pieces: list[str] = []
     end = 0
     for code in _CODE.finditer(text):
@@ -426,7 +432,24 @@ def _without_markup(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return _MENTION.sub(lambda found: f"\\{found[0]}", text)
+    return _TEXT.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(text: str) -> str:
+    """What `_TEXT` found, with the asterisks of `2**3` and the underscores of `__init__` escaped."""
+    if text.startswith("<"):
+        return f"\\{text}"
+    if "://" in text:
+        return text
+
+    def shown(found: Match) -> str:
+        before, after = text[max(found.start() - 1, 0) : found.start()], text[found.end() : found.end() + 1]
+        is_text = before.isalnum() and after.isalnum() and (before.isdigit() or after.isdigit())
+        return (r"\*" if is_text else "*") * (found.end() - found.start())
+
+    if "__" in text.strip("_") or text.count("__") > 1:
+        text = text.replace("_", r"\_")
+    return _ASTERISKS.sub(shown, text)
 
 
 def _is_from_person(data: Update) -> bool:
