@@ -425,7 +425,7 @@ EXPIRE_IDLE = Statement(
 
 _UNLEASED = """
               (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
 """.strip()
 
 # Claims a session whose end was requested and that has no unsettled turn. A lease that ends more than two lease times

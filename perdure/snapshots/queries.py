@@ -165,7 +165,7 @@ CLAIM_FOR_IMPORT = Statement(
           AND NOT EXISTS (SELECT FROM turns AS t
                           WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.status <> 'accepted')
           AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s

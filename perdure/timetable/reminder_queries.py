@@ -112,7 +112,7 @@ ANY_DUE = Statement(
 
 _FREE = """
     (taken_until IS NULL OR taken_until <= perdure_now()
-     OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s, 3600) + 60))
+     OR taken_until > perdure_now() + make_interval(secs => greatest(%(lease_s)s::float, 3600) + 60))
 """.strip()
 
 # The live session whose turn made a schedule, if no message is routed to it: a fork. The schedule has the id of the

@@ -98,7 +98,7 @@ TAKE_SWEEP = Statement(
 
 _UNLEASED = """
               (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
 """.strip()
 
 # The seconds for which a session that was woken `level` times has been due.

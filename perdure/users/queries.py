@@ -83,7 +83,7 @@ DUE = Statement(
     """
     WITH due AS (
         SELECT erasure_id FROM erasures
-        WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s * 2)
+        WHERE due_at <= perdure_now() OR due_at > perdure_now() + make_interval(secs => %(lease_s)s::float * 2)
         ORDER BY due_at LIMIT %(most)s FOR UPDATE SKIP LOCKED
     )
     UPDATE erasures AS e SET due_at = perdure_now() + make_interval(secs => %(lease_s)s)

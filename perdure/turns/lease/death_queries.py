@@ -15,8 +15,8 @@ LOCK_DEATH = Statement(
 )
 
 _DEAD = """s.unsettled > 0 AND s.not_before IS NULL AND s.blamed_token IS DISTINCT FROM s.token
-          AND (s.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s / 2)
-               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))"""
+          AND (s.lease_until <= perdure_now() + make_interval(secs => %(lease_s)s::float / 2)
+               OR s.lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))"""
 
 
 # Charges the death of a process to one of its turns: the process that holds the session's expired lease has died, or no

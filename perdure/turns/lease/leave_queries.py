@@ -346,7 +346,7 @@ FAILED_START = Statement(
         WHERE session_id = %(session_id)s AND token = %(token)s AND nonce IS NOT DISTINCT FROM %(nonce)s::uuid
           AND unsettled > 0
           AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
         RETURNING session_id, strikes, spent_s
     )
     UPDATE turns AS t

@@ -218,7 +218,8 @@ _CLAIMING = f"""
         FROM (
             SELECT FROM sessions
             WHERE user_id = (SELECT user_id FROM candidate) AND unsettled > 0 AND not_before IS NULL AND depth = 0
-              AND lease_until > perdure_now() AND lease_until <= perdure_now() + make_interval(secs => %(lease_s)s * 2)
+              AND lease_until > perdure_now()
+              AND lease_until <= perdure_now() + make_interval(secs => %(lease_s)s::float * 2)
             LIMIT (SELECT %(user_concurrency)s::bigint)) AS running
     ), queued AS (
         UPDATE sessions AS s
@@ -294,7 +295,7 @@ _LAZILY = """
 
 _UNLEASED = """
           (lease_until IS NULL OR lease_until <= perdure_now()
-           OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2))
+           OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
 """.strip()
 
 CLAIM = Statement(
@@ -376,7 +377,7 @@ CLAIMABLE = Statement(
     f"""
     SELECT unsettled > 0 AND NOT {DRAINING} AND {_IN_TIME}
            AND (lease_until IS NULL OR lease_until <= perdure_now()
-                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s * 2)) AS claimable
+                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2)) AS claimable
     FROM sessions WHERE session_id = %(session_id)s
     """,
     writes=False,
