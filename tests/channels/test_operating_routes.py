@@ -16,6 +16,7 @@ from perdure.agents import Agents
 from perdure.casebank.runs import prune, state
 from perdure.channels.notices import bank_of
 from perdure.clock import MovedClock
+from perdure.observe.readings import Readings
 from perdure.runtime import Runtime
 from perdure.settings import CasebankSettings, PruneApproval
 from perdure.tools.registry import ToolContext
@@ -29,6 +30,13 @@ Say = Callable[..., dict[str, Any]]
 Run = Callable[[str], None]
 
 
+class _Lost:
+    """A source whose database does not answer."""
+
+    def stuck(self, stuck_s: float, most: int) -> list[Any]:
+        raise AssertionError("each statement would wait until its connection times out")
+
+
 @tool(requires_approval=True, effect="unsafe")
 def pay(amount: int, context: ToolContext) -> str:
     """Pay an amount."""
@@ -39,6 +47,15 @@ def pay(amount: int, context: ToolContext) -> str:
 def agents() -> Agents:
     """An agent whose tool needs an approval."""
     return Agents([Agent("assistant", "You pay.", [pay])])
+
+
+def test_the_status_waits_once_for_a_database_that_does_not_answer(client: TestClient) -> None:
+    """If the readings tell that PostgreSQL does not answer, no further statement is tried."""
+    state = client.app.state  # type: ignore[attr-defined]  # of the application
+    state.latest, state.source = (lambda: Readings(failed={"server": "It cannot be reached."})), _Lost()
+    found = client.get("/v1/status").json()
+    assert (found["status"], found["stuck"]) == ("down", [])
+    assert found["faults"][0]["message"] == "It cannot be reached."
 
 
 def test_live_sessions_say_what_they_wait_for(client: TestClient, runtime: Runtime, say: Say) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,10 +38,10 @@ def status(
 
     with _source() as (source, missing, spent):
         read = source.read()
-        try:
-            stuck, budgets = [explain(row, read) for row in source.stuck(stuck_after, _SHOWN)], spent()
-        except PerdureError:  # the readings tell that PostgreSQL does not answer
-            stuck, budgets = [], []
+        stuck, budgets = [], []
+        if read.server is not None:  # else each of them would wait for PostgreSQL once more
+            with suppress(PerdureError):  # it does not answer since the readings
+                stuck, budgets = [explain(row, read) for row in source.stuck(stuck_after, _SHOWN)], spent()
         found = Status(read, (*missing, *judge(read)), tuple(stuck), tuple(budgets))
     if as_json:
         write_json(found.to_dict())

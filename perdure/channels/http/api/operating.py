@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
@@ -127,11 +128,11 @@ async def schedule_entries(request: Request, gateway: TheGateway, _admin: TheAdm
 
 def _status(gateway: Gateway, latest: Latest, source: Source, stuck_s: float) -> dict[str, Any]:
     read, runtime = latest(), gateway.runtime
-    try:
-        stuck = [explain(row, read) for row in source.stuck(stuck_s, _MOST_STUCK)]
-        spent = budgets.spent_today(runtime.database, runtime.settings, _MOST_STUCK)
-    except PerdureError:  # the readings tell that PostgreSQL does not answer
-        stuck, spent = [], []
+    stuck, spent = [], []
+    if read.server is not None:  # else each of them would wait for PostgreSQL once more
+        with suppress(PerdureError):  # it does not answer since the readings
+            stuck = [explain(row, read) for row in source.stuck(stuck_s, _MOST_STUCK)]
+            spent = budgets.spent_today(runtime.database, runtime.settings, _MOST_STUCK)
     return Status(read, judge(read), tuple(stuck), tuple(spent)).to_dict()
 
 
