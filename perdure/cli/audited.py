@@ -1,6 +1,7 @@
 """Records operators' commands that change something (`perdure.audit`).
 
-A command declares its action. `connecting` records it once the database is open, with the command's outcome.
+A command declares its action. `connecting` records it once the database is open, with the outcome of the block in which
+it is: a command that has done only a part raises its `Failure` there.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Command:
 
 
 _RUNNING: ContextVar[_Command | None] = ContextVar("_RUNNING", default=None)
+_ACTION: ContextVar[audit.Action | None] = ContextVar("_ACTION", default=None)
 
 
 def audited(
@@ -73,6 +75,7 @@ def audited(
         @wraps(command)
         def run(**given: Any) -> None:
             _RUNNING.set(_Command(name, target, notes, names_user, given) if when(given) else None)
+            _ACTION.set(None)
             command(**given)
 
         run.__dict__["audited"] = name
@@ -91,8 +94,17 @@ def recorded(database: Database) -> Iterator[None]:
     from perdure import audit
     from perdure.clock import SystemClock
 
-    with audit.recorded(database, SystemClock(), running.action()):
+    action = running.action()
+    _ACTION.set(action)
+    with audit.recorded(database, SystemClock(), action):
         yield
+
+
+def describe(note: str) -> None:
+    """Add to the record of the command that runs how much it has changed. Does nothing if it is not recorded."""
+    action = _ACTION.get()
+    if action is not None:
+        action.note = ", ".join(filter(None, (action.note, note)))
 
 
 def _user() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,19 @@ def test_a_link_is_recorded(perdure: Perdure, database: Database) -> None:
     assert [minted[each] for each in members] == ["command", "links.mint", "ann", None, "done"]
     assert [removed[each] for each in members] == ["command", "links.mint", "ann", "remove telegram:77", "Failure"]
     assert code not in str([removed, minted])
+
+
+def test_an_import_that_is_partly_refused_is_recorded_so(perdure: Perdure, database: Database) -> None:
+    """The outcome is that of the command, not `done`. The note has the counts, and none of the lines' text."""
+    line = {"user_id": "ann", "session": "s", "message_id": "1", "role": "user", "content": "a secret"}
+    lines = "\n".join([json.dumps({**line, "occurred_at": "2026-01-01T00:00:00Z"}), '{"a secret": 1}'])
+    case = {"case_id": "c", "query": "a secret", "response_text": "no", "usage_count": 0, "success_rate": 0}
+    for command, given in (("messages", lines), ("cases", f'{json.dumps(case)}\n{{"a secret": 1}}')):
+        assert perdure(command, "import", "-", stdin=given).returncode == 1
+    cases, messages = audit.list_actions(database, 10)
+    assert (messages["outcome"], messages["note"]) == ("Failure", "1 added, 0 known, 1 refused")
+    assert (cases["outcome"], cases["note"]) == ("Failure", "1 added, 0 unchanged, 1 refused")
+    assert "a secret" not in str([cases, messages])
 
 
 @pytest.mark.parametrize("everything", [True, False])

@@ -15,7 +15,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.audited import audited
+from perdure.cli.audited import audited, describe
 from perdure.cli.display import MOST_LISTED, AsJson, progress, write_document, write_fields, write_json, write_table
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, write_whole
@@ -69,15 +69,16 @@ def import_(
     with connecting.runtime() as runtime, opened(file) as lines:
         result = _imported(runtime, lines, named)
         _embed_and_index(runtime)
-    done = {"added": result.added, "unchanged": result.unchanged, "refused": len(result.bad)}
-    if as_json:
-        write_json({**done, "bad": [{"line": number, "reason": reason} for number, reason in result.bad]})
-    else:
-        write_fields(done)
-    for number, reason in result.bad:
-        sys.stderr.write(f"line {number}: {reason}\n")
-    if result.bad:
-        raise Failure(f"{len(result.bad)} lines are invalid and were not imported; the others were.")
+        done = {"added": result.added, "unchanged": result.unchanged, "refused": len(result.bad)}
+        describe(", ".join(f"{number} {what}" for what, number in done.items()))
+        if as_json:
+            write_json({**done, "bad": [{"line": number, "reason": reason} for number, reason in result.bad]})
+        else:
+            write_fields(done)
+        for number, reason in result.bad:
+            sys.stderr.write(f"line {number}: {reason}\n")
+        if result.bad:
+            raise Failure(f"{len(result.bad)} lines are invalid and were not imported; the others were.")
 
 
 @commands.command()

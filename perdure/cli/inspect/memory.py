@@ -203,13 +203,13 @@ def consolidate(
             _retry_abandoned(runtime, wanted)
         result = _batch(consolidator) if wanted is None else _one(consolidator, wanted)
         left = backlog(runtime.database, runtime.settings.consolidation)
-    (write_json if as_json else write_fields)(result)
-    if left.waiting:
-        sys.stderr.write(f"{left.waiting} sessions still wait for consolidation.\n")
-    if left.given_up:
-        sys.stderr.write(f"{left.given_up} sessions are abandoned; --retry-failed retries them.\n")
-    if result["failed"]:
-        raise Failure(f"{result['failed']} sessions could not be consolidated; they are retried later.")
+        (write_json if as_json else write_fields)(result)
+        if left.waiting:
+            sys.stderr.write(f"{left.waiting} sessions still wait for consolidation.\n")
+        if left.given_up:
+            sys.stderr.write(f"{left.given_up} sessions are abandoned; --retry-failed retries them.\n")
+        if result["failed"]:
+            raise Failure(f"{result['failed']} sessions could not be consolidated; they are retried later.")
 
 
 def _retry_abandoned(runtime: Runtime, session_id: UUID | None) -> None:

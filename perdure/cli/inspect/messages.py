@@ -13,7 +13,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.audited import audited
+from perdure.cli.audited import audited, describe
 from perdure.cli.display import AsJson, progress, write_document, write_fields, write_json
 from perdure.cli.errors import WRONG_USAGE, Failure
 from perdure.cli.files import STDIO, opened, opened_bytes, write_whole
@@ -63,19 +63,7 @@ def import_(
                 result = _imported(runtime, _lines(stream), named)
         else:
             result = _imported(runtime, _of_another(file, origin, user, others), named)
-    counts = {"added": result.added, "known": result.known, "refused": result.refused}
-    done = {**counts, "sessions": len(result.sessions), **others}
-    if as_json:
-        write_json({**done, "bad": [{"line": bad.number, "reason": bad.reason} for bad in result.bad]})
-    else:
-        write_fields(done)
-    for bad in result.bad:
-        sys.stderr.write(f"{'line' if origin is None else 'message'} {bad.number}: {bad.reason}\n")
-    if result.refused > len(result.bad):
-        sys.stderr.write(f"... and {result.refused - len(result.bad)} more\n")
-    if result.refused:
-        what = "lines" if origin is None else "messages"
-        raise Failure(f"{result.refused} {what} are invalid and were not imported; the others were.")
+        _report(result, others, origin, as_json=as_json)
 
 
 @commands.command()
@@ -97,6 +85,28 @@ def export(
             write_document(lines)
         else:
             write_whole(file, lines)
+
+
+def _report(result: ImportResult, others: dict[str, int], origin: Origin | None, *, as_json: bool) -> None:
+    """Print what was imported, also to the operator's record.
+
+    Raises:
+        Failure: lines are invalid.
+    """
+    counts = {"added": result.added, "known": result.known, "refused": result.refused}
+    describe(", ".join(f"{number} {what}" for what, number in counts.items()))
+    done = {**counts, "sessions": len(result.sessions), **others}
+    if as_json:
+        write_json({**done, "bad": [{"line": bad.number, "reason": bad.reason} for bad in result.bad]})
+    else:
+        write_fields(done)
+    for bad in result.bad:
+        sys.stderr.write(f"{'line' if origin is None else 'message'} {bad.number}: {bad.reason}\n")
+    if result.refused > len(result.bad):
+        sys.stderr.write(f"... and {result.refused - len(result.bad)} more\n")
+    if result.refused:
+        what = "lines" if origin is None else "messages"
+        raise Failure(f"{result.refused} {what} are invalid and were not imported; the others were.")
 
 
 def _lines(stream: TextIO) -> Iterator[str]:

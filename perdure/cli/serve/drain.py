@@ -51,18 +51,18 @@ def drain(
         watched = Drain(runtime, end_sessions=end_sessions)
         limit_s = budget_s(runtime.settings, end_sessions=end_sessions) if within is None else within
         watched.wait(limit_s)
-    _write(watched.report(), as_json=as_json)
-    if not watched.quiet:
-        what = "Work is still running"
-        if watched.unheard and not watched.left.running:
-            what = f"No word that they are quiet from: {', '.join(watched.unheard)}"
-        if watched.unrequested:
-            what = "Not every session has been asked to end"
-        raise Failure(f"{what} after {limit_s:g} s. The intake stays closed; run `perdure drain` again to wait.")
-    if end_sessions and watched.left.held_back:
-        raise Failure(
-            f"{watched.left.held_back} sessions still have turns to run; they end after `perdure drain --resume`."
-        )
+        _write(watched.report(), as_json=as_json)
+        if not watched.quiet:
+            what = "Work is still running"
+            if watched.unheard and not watched.left.running:
+                what = f"No word that they are quiet from: {', '.join(watched.unheard)}"
+            if watched.unrequested:
+                what = "Not every session has been asked to end"
+            raise Failure(f"{what} after {limit_s:g} s. The intake stays closed; run `perdure drain` again to wait.")
+        if end_sessions and watched.left.held_back:
+            raise Failure(
+                f"{watched.left.held_back} sessions still have turns to run; they end after `perdure drain --resume`."
+            )
 
 
 def _write(report: dict[str, Any], *, as_json: bool) -> None:
