@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -11,9 +12,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure.access.tenants import UserKey
-from perdure.errors import ToolError
+from perdure.errors import ProviderError, ToolError
 from perdure.memory.embedding import embed_missing
 from perdure.memory.recall.search import Layer
+from perdure.models.embedders.protocol import Vector
+from perdure.models.protocol import ModelCall
 from perdure.text.quoting import without_quotations
 from perdure.tools.memory import forget, recall, remember
 from perdure.tools.registry import Effect, Tool, ToolContext
@@ -89,6 +92,29 @@ def test_repeated_statements_are_stored_once_and_contradictions_supersede(harnes
     assert _contents(harness) == [f"Ana {gym.format(40)}"]
     history = harness.sql("SELECT content FROM memories WHERE superseded_by IS NOT NULL")
     assert [row.content for row in history] == [f"Ana {gym.format(30)}"]
+
+
+class _Lost:
+    """An embedder whose server does not answer."""
+
+    name = "openai:lost"
+    dimensions = 384
+
+    def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
+        raise ProviderError("The connection to the model's server failed.")
+
+
+def test_statements_are_compared_while_the_embedder_is_unavailable(harness: Harness) -> None:
+    """A repeated statement and a contradicting one are found by their words and topic; vectors are made later."""
+    context = _context(harness)
+    assert context.memory is not None
+    recall_ = replace(context.memory.means.recall, embedder=_Lost())
+    context = replace(context, memory=replace(context.memory, means=replace(context.memory.means, recall=recall_)))
+    first = _call(remember, context, content="The user lives in Lyon.")
+    assert _call(remember, _again(harness, context), content="the user lives in Lyon") == first
+    harness.move(60)
+    _call(remember, _again(harness, context), content="The user lives in Paris.")
+    assert _contents(harness) == ["The user lives in Paris."]
 
 
 def test_a_memorys_source_is_the_turns_message(harness: Harness) -> None:

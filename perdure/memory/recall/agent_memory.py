@@ -24,7 +24,7 @@ from perdure.memory.consolidation.candidates import MemoryKind
 from perdure.memory.consolidation.extraction import MESSAGE_CHARS, is_deceived, quotation, telling_words
 from perdure.memory.consolidation.judging import Pair, Topic, guard
 from perdure.memory.consolidation.merging import MOST_NEAR, QUOTATION_KIND
-from perdure.memory.consolidation.reopening import reopen
+from perdure.memory.consolidation.reopening import current_near, reopen
 from perdure.memory.embedding import register, vector_literal
 from perdure.memory.recall import agent_memory_queries
 from perdure.memory.recall.past_queries import RELATED_SESSIONS
@@ -80,8 +80,9 @@ class OwnMemory:
         """Store a memory, with the user's messages of this turn as its sources; returns the memory's id.
 
         If an equivalent memory exists, adds the sources to that memory and returns its id. Otherwise the new memory
-        supersedes the memories that it changes. A content that gives instructions to a model, or that comes from a
-        message or a tool's result that does, is stored as a quotation.
+        supersedes the memories that it changes. While the embedder is unavailable, these are found by their words and
+        topic. A content that gives instructions to a model, or that comes from a message or a tool's result that does,
+        is stored as a quotation.
 
         Raises:
             InvalidRequest: the user was erased.
@@ -108,7 +109,11 @@ class OwnMemory:
             if not sessions[0].is_remembered:
                 raise ToolError("Nothing was stored: the user wants nothing of this message to be remembered.")
             transaction.run(queries.LOCK_USER, locked)
-            found = _near(transaction, embedder.name, parameters, vector) if embedder and vector else ()
+            found = (
+                _near(transaction, embedder.name, parameters, vector)
+                if embedder and vector
+                else current_near(transaction, self.user_id, content, topic)
+            )
             related = {
                 row.memory_id: guard(Pair(row.content, content, row.similarity), self.means.limits.similarity)
                 for row in found
