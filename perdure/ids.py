@@ -16,7 +16,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def new_id(clock: Clock) -> UUID:
     """A fresh UUIDv7: 48 bits of Unix milliseconds, 12 bits of the fraction of a millisecond, 62 random bits."""
-    milliseconds, microseconds = divmod(round(clock.now().timestamp() * 1_000_000), 1000)
+    return new_id_of(clock.now())
+
+
+def new_id_of(at: datetime) -> UUID:
+    """A fresh UUIDv7 of something that is as old as `at`, such as an imported turn. 1970 is the earliest time."""
+    milliseconds, microseconds = divmod(max(round(at.timestamp() * 1_000_000), 0), 1000)
     fraction = microseconds * 4096 // 1000
     return UUID(int=(milliseconds & _MILLISECONDS) << 80 | _VERSION_7 | fraction << 64 | _VARIANT_RFC | randbits(62))
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import RFC_4122
 
 from perdure.clock import SystemClock
-from perdure.ids import new_id
+from perdure.ids import first_id, new_id, new_id_of
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -36,3 +36,11 @@ def test_ids_of_one_moment_differ() -> None:
     """Ids made at the same time differ, because 62 bits of each id are random."""
     clock = Stepping(timedelta(0))
     assert len({new_id(clock) for _ in range(1000)}) == 1000
+
+
+def test_the_id_of_an_old_thing_sorts_by_its_time() -> None:
+    """An imported turn is as old as its first message. Times before 1970 are those of 1970."""
+    years = [1, 1969, 1970, 2024, 2026, 9999]
+    made = [new_id_of(datetime(year, 1, 2, tzinfo=UTC)) for year in years]
+    assert made[2:] == sorted(made[2:])
+    assert max(made[:2]) < first_id(datetime(1970, 1, 2, tzinfo=UTC)) <= made[2]

@@ -43,7 +43,7 @@ from perdure.access.tenants import UserKey, line_tenant, tenant_of, user_key, us
 from perdure.clock import Clock
 from perdure.database.engine import Database, Statement, Transaction, as_json
 from perdure.errors import InvalidRequest, TurnCancelled
-from perdure.ids import new_id
+from perdure.ids import new_id, new_id_of
 from perdure.memory import import_export_queries as queries
 from perdure.memory.consolidation.queries import LOCK_USER
 from perdure.memory.recall.agent_memory import forget_within
@@ -387,7 +387,7 @@ def _import_session(
         for number, _ in new:
             result.refuse(number, f"session {name} exists and is not an imported one, so an import cannot add to it")
         return
-    turns, messages = _turns(clock, [line for _, line in new])
+    turns, messages = _turns([line for _, line in new])
     transaction.run(
         queries.ADD,
         {
@@ -462,7 +462,7 @@ def _forget(transaction: Transaction, user: UserKey, session_id: UUID, seqs: Seq
         forget_within(transaction, user, row.memory_id)
 
 
-def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _turns(lines: Sequence[ImportLine]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Turns and messages for `queries.ADD`. A user's line after a reply, or any line after an error, begins a turn."""
     turns: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
@@ -472,7 +472,7 @@ def _turns(clock: Clock, lines: Sequence[ImportLine]) -> tuple[list[dict[str, An
             turns.append(
                 {
                     "position": len(turns) + 1,
-                    "turn_id": new_id(clock),
+                    "turn_id": new_id_of(line.occurred_at),  # lists are in the order of ids
                     "agent": line.agent,
                     "channel": line.channel,
                     "status": "done",

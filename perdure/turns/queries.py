@@ -434,9 +434,9 @@ USAGE_PART = Statement(
 )
 
 # What all replies used of the turns from `first_id` to below `until_id` that were accepted since `since`: a row for
-# each day, model and `key`. Turns that were imported, or copied by a fork, have later ids than their time. What a fork
-# copied counts in its source. Prices may depend on a prompt's size, so only replies to prompts of a similar size share
-# a row. Each turn looks its session up: a join could read all sessions for each part.
+# each day, model and `key`. Turns that a fork copied have later ids than their time; they count in its source. Prices
+# may depend on a prompt's size, so only replies to prompts of a similar size share a row. Each turn looks its session
+# up: a join could read all sessions for each part.
 USAGE = Statement(
     "turns.usage",
     f"""

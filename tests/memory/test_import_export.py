@@ -15,10 +15,13 @@ from perdure.access.tenants import UserKey
 from perdure.clock import MovedClock
 from perdure.database.engine import Database
 from perdure.errors import InvalidRequest
+from perdure.ids import first_id
 from perdure.memory.consolidation.consolidate import read_conversation
 from perdure.memory.import_export import MAX_LINE_CHARS, ImportResult, bounded_lines, export_messages
 from perdure.memory.recall.search import Recall
 from perdure.models.embedders.hashing import HashEmbedder
+from perdure.observe.queries import FAILED
+from perdure.observe.readings import LATELY
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import read_messages
 from perdure.settings import MemorySettings
@@ -26,6 +29,7 @@ from perdure.tools.registry import tool
 from perdure.turns.cancel import cancel
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.lease.keeper import Keeper
+from perdure.turns.reading import list_turns
 from tests.databases import engine_of
 from tests.memory.archive import Archive, Echo
 from tests.memory.conftest import harness as harness  # noqa: PLC0414 (a fixture)
@@ -68,6 +72,22 @@ def test_a_session_arrives_ended_and_searchable(database: Database, clock: Moved
     found = Recall(database, None, MemorySettings(), clock).search(UserKey("ana"), "bee hives", 2)
     assert {each.id for each in found} == {"m1", "m2"}
     assert found[0].author == "Bea"
+
+
+def test_imported_turns_are_listed_by_their_time(database: Database, clock: MovedClock, harness: Harness) -> None:
+    """Turns of last year are older than the turn before their import, and none of them failed within the last hour."""
+    turn_id = harness.send("hello").turn_id
+    error = {"code": "TIMEOUT", "message": "It took too long."}
+    times = [f"2025-01-0{day}T10:00:00Z" for day in (1, 2, 3)]
+    roles: list[dict[str, Any]] = [{}, {"role": "assistant", "error": error}, {}]
+    given = [line(at, "hi", occurred_at=times[at - 1], **{"role": "user", **roles[at - 1]}) for at in (1, 2, 3)]
+    assert _counts(imported(database, clock, given)) == (3, 0, 0)
+    found = list_turns(database)
+    assert (found[0]["turn_id"], [each["accepted_at"][:10] for each in found[1:]]) == (
+        str(turn_id),
+        ["2025-01-03", "2025-01-01"],
+    )
+    assert database.run(FAILED, {"most": 10, "since": first_id(clock.now() - LATELY)}) == []
 
 
 def test_importing_twice_changes_nothing(database: Database, clock: MovedClock) -> None:
