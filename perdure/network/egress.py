@@ -22,6 +22,7 @@ from perdure.errors import InvalidRequest
 from perdure.network.dns import look_up
 from perdure.network.reply_urls import PORTS, Reachable
 from perdure.network.special_networks import Address
+from perdure.network.unlogged import unlogged
 from perdure.text.patterns import compiled
 from perdure.text.untrusted import first_line
 
@@ -86,13 +87,14 @@ def pinned(
     client: httpx2.AsyncClient, method: str, url: httpx2.URL, address: Address, headers: Mapping[str, str], **more: Any
 ) -> httpx2.Request:
     """A request to `url` that connects to `address`. TLS checks the certificate against the URL's host."""
-    return client.build_request(
+    made = client.build_request(
         method,
         url.copy_with(host=str(address)),
         headers={"Host": url.netloc.decode("ascii").rpartition("@")[2], **headers},
         extensions={"sni_hostname": url.raw_host.decode("ascii").rstrip(".")},
         **more,
     )
+    return unlogged(made)
 
 
 @asynccontextmanager

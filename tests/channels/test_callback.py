@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import socket
 import ssl
 import threading
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -108,6 +110,16 @@ def test_the_body_arrives_as_it_is_with_its_signature(receiver: Receiver) -> Non
         "webhook-signature"
     }  # one that cannot be replayed
     Webhook(SECRET).verify(body, headers)
+
+
+def test_the_url_is_not_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """A receiver's URL may contain a secret. HTTP clients log URLs at INFO, also for an application's own requests."""
+    url = f"{receiver.url}?token=secret"
+    with caplog.at_level(logging.DEBUG):
+        carrier().carry({"url": url}, b"{}", "m1")
+        assert "secret" not in caplog.text
+        httpx2.post(receiver.url, content=b"{}")
+    assert [each.name for each in caplog.records if each.levelno == logging.INFO] == ["httpx2"]
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:

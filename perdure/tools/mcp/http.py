@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, JSONRPCError
 from pydantic import ValidationError
 
+from perdure.network.unlogged import unlogged_soon
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT, UNANSWERED
 from perdure.tools.mcp.filtering import Streams
@@ -46,6 +47,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
                 "accept-encoding": "identity",
             },  # so that the limit on received bytes also limits memory
             timeout=httpx2.Timeout(server.connect_timeout_s, read=silence_s),
+            event_hooks={"request": [unlogged_soon]},
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
     ):
