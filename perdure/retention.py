@@ -54,33 +54,43 @@ _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 # was the last).
 _DELETED = "SELECT count(*) AS deleted, CASE WHEN count(*) = %(most)s THEN %(after)s::text END AS after FROM gone"
 
-DELIVERIES = Statement(
-    "retention.deliveries",
-    f"""
-    WITH old AS (
-        SELECT delivery_id FROM deliveries
-        WHERE status <> 'pending' AND created_at < {_CUTOFF}
-        ORDER BY created_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY(SELECT delivery_id FROM old)) RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
 
-SET_ASIDE = Statement(
-    "retention.set_aside",
-    f"""
-    WITH old AS (
-        SELECT ctid FROM snapshots
-        WHERE set_aside AND saved_at < {_CUTOFF}
-        ORDER BY saved_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM snapshots WHERE set_aside AND ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING 1
+def _oldest(name: str, table: str, key: str, old: str, order: str) -> Statement:
+    """Deletes the rows of `table` that are `old`, those with the least `order` first. `key` finds a row.
+
+    A row that has been found by its place (`ctid`) or its user may be another row by the time that DELETE locks it, so
+    it is checked again.
+    """
+    still = f"AND {old}" if key in {"ctid", "user_id"} else ""
+    return Statement(
+        f"retention.{name}",
+        f"""
+        WITH old AS (
+            SELECT {key} FROM {table} WHERE {old} ORDER BY {order} LIMIT %(most)s
+        ), gone AS (
+            DELETE FROM {table} WHERE {key} = ANY (ARRAY(SELECT {key} FROM old)) {still} RETURNING 1
+        )
+        {_DELETED}
+        """,  # noqa: S608 (constants)
     )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
+
+
+DELIVERIES = _oldest(
+    "deliveries", "deliveries", "delivery_id", f"status <> 'pending' AND created_at < {_CUTOFF}", "created_at"
 )
+SET_ASIDE = _oldest("set_aside", "snapshots", "ctid", f"set_aside AND saved_at < {_CUTOFF}", "saved_at")
+DRY_RUNS = _oldest(
+    "dry_runs", "case_runs", "run_id", f"started_at < {_CUTOFF} AND dry_run AND finished_at IS NOT NULL", "started_at"
+)
+AUDIT = _oldest("audit", "audit", "audit_id", f"audit_id < {_CUTOFF_ID}", "audit_id")
+LINK_CODES = _oldest("link_codes", "link_codes", "user_id", f"expires_at < {_CUTOFF}", "expires_at")
+LINK_ATTEMPTS = _oldest("link_attempts", "link_attempts", "ctid", f"since < {_CUTOFF}", "since")
+ANSWERED_REQUESTS = _oldest("answered_requests", "answered_requests", "ctid", f"answered_at < {_CUTOFF}", "answered_at")
+METERED_REQUESTS = _oldest(
+    "metered_requests", "metered_requests", "request_id", f"requested_at < {_CUTOFF}", "requested_at"
+)
+UNROUTED = _oldest("unrouted", "unrouted", "turn_id", f"settled_at < {_CUTOFF}", "settled_at")
+DAY_SPENDINGS = _oldest("day_spendings", "day_spendings", "ctid", f"day < ({_CUTOFF})::date", "day")
 
 # The end of a session deletes the session's snapshots. This statement deletes the snapshots that were written after the
 # end. The snapshots of a session that has not ended stay, because forks need them. Each page begins after the last
@@ -156,95 +166,6 @@ USES = Statement(
     """,  # noqa: S608 (constants)
 )
 
-DRY_RUNS = Statement(
-    "retention.dry_runs",
-    f"""
-    WITH old AS (
-        SELECT run_id FROM case_runs
-        WHERE started_at < {_CUTOFF} AND dry_run AND finished_at IS NOT NULL
-        ORDER BY started_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM case_runs WHERE run_id = ANY (ARRAY(SELECT run_id FROM old)) RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-AUDIT = Statement(
-    "retention.audit",
-    f"""
-    WITH old AS (
-        SELECT audit_id FROM audit WHERE audit_id < {_CUTOFF_ID} ORDER BY audit_id LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM audit WHERE audit_id = ANY (ARRAY(SELECT audit_id FROM old)) RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-LINK_CODES = Statement(
-    "retention.link_codes",
-    f"""
-    WITH old AS (
-        SELECT user_id FROM link_codes WHERE expires_at < {_CUTOFF} ORDER BY expires_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM link_codes
-        WHERE user_id = ANY (ARRAY(SELECT user_id FROM old)) AND expires_at < {_CUTOFF} RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-LINK_ATTEMPTS = Statement(
-    "retention.link_attempts",
-    f"""
-    WITH old AS (
-        SELECT ctid FROM link_attempts WHERE since < {_CUTOFF} ORDER BY since LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM link_attempts
-        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND since < {_CUTOFF} RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-
-ANSWERED_REQUESTS = Statement(
-    "retention.answered_requests",
-    f"""
-    WITH old AS (
-        SELECT ctid FROM answered_requests WHERE answered_at < {_CUTOFF} ORDER BY answered_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM answered_requests
-        WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND answered_at < {_CUTOFF} RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-METERED_REQUESTS = Statement(
-    "retention.metered_requests",
-    f"""
-    WITH old AS (
-        SELECT request_id FROM metered_requests WHERE requested_at < {_CUTOFF} ORDER BY requested_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM metered_requests WHERE request_id = ANY (ARRAY(SELECT request_id FROM old)) RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
-
-UNROUTED = Statement(
-    "retention.unrouted",
-    f"""
-    WITH old AS (
-        SELECT turn_id FROM unrouted WHERE settled_at < {_CUTOFF} ORDER BY settled_at LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM unrouted WHERE turn_id = ANY (ARRAY(SELECT turn_id FROM old)) RETURNING 1
-    )
-    {_DELETED}
-    """,  # noqa: S608 (constants)
-)
 
 # Calls that a person has decided, or that waited for something, stay: they show who decided, and which agents answered.
 EFFECTS = Statement(
@@ -286,18 +207,6 @@ TURN_SPENDINGS = Statement(
     )
     SELECT (SELECT count(*) FROM gone) AS deleted,
            CASE WHEN count(*) = %(most)s THEN max(turn_id::text) END AS after FROM page
-    """,  # noqa: S608 (constants)
-)
-
-DAY_SPENDINGS = Statement(
-    "retention.day_spendings",
-    f"""
-    WITH old AS (
-        SELECT ctid FROM day_spendings WHERE day < ({_CUTOFF})::date ORDER BY day LIMIT %(most)s
-    ), gone AS (
-        DELETE FROM day_spendings WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) AND day < ({_CUTOFF})::date RETURNING 1
-    )
-    {_DELETED}
     """,  # noqa: S608 (constants)
 )
 
