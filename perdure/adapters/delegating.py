@@ -8,11 +8,9 @@ from perdure.adapters.adopt import adopt
 from perdure.agents import Agent
 from perdure.errors import SettingsError
 from perdure.text import declarations
-from perdure.text.patterns import compiled
+from perdure.tools.awaited.declared import require_declared
 from perdure.tools.delegation import NOTHING, TASK, AgentTool, HandoffTool
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, approval_problem
-
-_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
+from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, require_max_result_chars
 
 
 def agent_tool(
@@ -46,11 +44,9 @@ def agent_tool(
     """
     agent_name, given = _named("agent_tool", agent)
     owner, chosen = f"the agent_tool of {agent_name!r}", agent_name if name is None else name
-    _check(owner, chosen, description, requires_approval, approver)
+    require_declared(owner, chosen, description, requires_approval, approver)
     declarations.require(declarations.is_seconds(timeout_s), owner, "timeout_s", timeout_s, declarations.SECONDS)
-    declarations.require(
-        declarations.is_count(max_result_chars), owner, "max_result_chars", max_result_chars, declarations.COUNT
-    )
+    require_max_result_chars(owner, max_result_chars)
     return AgentTool(
         name=chosen,
         description=description or f"Give a task to the agent {agent_name}, which works on it and returns its answer.",
@@ -94,7 +90,7 @@ def handoff(
     """
     agent_name, given = _named("handoff", to)
     owner, chosen = f"the handoff to {agent_name!r}", f"handoff_to_{agent_name}" if name is None else name
-    _check(owner, chosen, description, requires_approval, approver)
+    require_declared(owner, chosen, description, requires_approval, approver)
     return HandoffTool(
         name=chosen,
         description=description
@@ -120,11 +116,3 @@ def _named(function: str, agent: object) -> tuple[str, Agent | None]:
     if not isinstance(agent, Agent) and getattr(agent, "name", None) is None:
         raise SettingsError(f"{function} is given an agent without a name: pass name=… to the agent")
     return adopted.name, adopted
-
-
-def _check(owner: str, name: Any, description: Any, requires_approval: Approval, approver: Approver) -> None:
-    declarations.require(declarations.matches(name, _NAME), owner, "name", name, "1 to 64 of a-z, A-Z, 0-9, _ and -")
-    is_told = description is None or (declarations.is_text(description) and bool(description.strip()))
-    declarations.require(is_told, owner, "description", description, "text for the model, or None")
-    if (problem := approval_problem(requires_approval, approver)) is not None:
-        raise SettingsError(f"{owner} {problem}")

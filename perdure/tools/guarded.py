@@ -57,7 +57,7 @@ def call(
             return late.text
         raise late.__cause__ or late from None
     except CircuitBreakerOpen as error:
-        raise ToolError(f"Not called: {tool.breaker} failed too often recently.{_in(error)}") from error
+        raise ToolError(f"Not called: {tool.breaker} failed too often recently.{again_in(error)}") from error
 
 
 def note_overdue(tool: RunnableTool, breakers: BreakerRegistry | None) -> None:
@@ -108,5 +108,6 @@ def _overdue() -> None:
     raise DeadlineExceeded("The tool ran past its time.")
 
 
-def _in(error: PerdureError) -> str:
+def again_in(error: PerdureError) -> str:
+    """When the breaker lets the next call pass, as a sentence for the model; empty if that is unknown."""
     return "" if error.retry_after_s is None else f" Try again in {math.ceil(error.retry_after_s)} s."

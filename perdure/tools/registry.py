@@ -51,6 +51,7 @@ MAX_RESULT_CHARS = 32_000
 """The default of a tool's `max_result_chars`: the most characters of a result in the transcript."""
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
+_NAMES = "1 to 64 of a-z, A-Z, 0-9, _ and -"
 _FIELD = "argument_"
 """Prefix of the pydantic model's fields. Without the prefix, no parameter could be named `copy` or `_x`."""
 
@@ -313,11 +314,7 @@ class Tool(Generic[P, R]):
             ) from error
 
     def _refusal(self, reason: str) -> ToolError:
-        expected = json.dumps(self._keys.schema, ensure_ascii=False)
-        return ToolError(
-            f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
-            f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
-        )
+        return refusal_of(f"The arguments of {self.name} were refused", reason, self._keys.schema)
 
 
 def _held(arguments: BaseModel, name: str) -> Any:
@@ -409,18 +406,19 @@ def tool(
     def make(given: Callable[..., Any]) -> Tool:
         if not (inspect.isfunction(given) or inspect.ismethod(given)):
             raise SettingsError(f"the tool {declarations.shown(given)} is not a function; {_instead_of(given)}")
-        chosen = name if name is not None else given.__name__
-        _check_declaration(given, chosen, effect, timeout_s, max_result_chars)
-        if probe is not None and not declarations.takes_one(probe):
-            raise _unfit(
-                given, f"has probe={declarations.shown(probe)}; accepted: a function with one parameter, or None"
-            )
-        if (problem := approval_problem(requires_approval, approver)) is not None:
-            raise _unfit(given, problem)
-        if breaker is not None and not declarations.matches(breaker, _NAME):
-            raise _unfit(
-                given, f"has breaker={declarations.shown(breaker)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -"
-            )
+        owner, chosen = _owner(given), name if name is not None else given.__name__
+        if not declarations.matches(chosen, _NAME):
+            raise _unfit(given, f"is named {declarations.shown(chosen)}; accepted: {_NAMES}")
+        require_effect(owner, effect)
+        is_time = timeout_s is None or declarations.is_seconds(timeout_s)
+        declarations.require(is_time, owner, "timeout_s", timeout_s, f"{declarations.SECONDS}, or None")
+        require_max_result_chars(owner, max_result_chars)
+        if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+            raise _unfit(given, "is a generator; return one value instead")
+        require_probe(owner, probe)
+        require_approval(owner, requires_approval, approver)
+        is_breaker = breaker is None or declarations.matches(breaker, _NAME)
+        declarations.require(is_breaker, owner, "breaker", breaker, _NAMES)
         described = describe(given.__doc__)
         if not described.description:
             raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
@@ -491,18 +489,49 @@ def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) ->
     return STAFF
 
 
-def approval_problem(requires_approval: object, approver: object) -> str | None:
-    """Why a tool's declarations about approval are invalid; `None` if they are valid."""
-    if not isinstance(requires_approval, bool) and not callable(requires_approval):
-        return f"has requires_approval={declarations.shown(requires_approval)}; accepted: True, False or a function"
-    if not callable(approver) and not (isinstance(approver, str) and approver in (USER, STAFF)):
-        return f"has approver={declarations.shown(approver)}; accepted: 'user', 'staff' or a function"
+def refusal_of(outcome: str, reason: str, schema: Mapping[str, Any]) -> ToolError:
+    """The refusal of arguments that do not fit `schema`. `outcome` begins it, such as `Not asked`."""
+    expected = json.dumps(schema, ensure_ascii=False)
+    return ToolError(
+        f"{outcome}: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
+        f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
+    )
+
+
+def require_name(owner: str, name: object) -> None:
+    """Raise `SettingsError` unless providers accept `name` as a tool's. `owner` is what declares it."""
+    declarations.require(declarations.matches(name, _NAME), owner, "name", name, _NAMES)
+
+
+def require_effect(owner: str, effect: object) -> None:
+    """Raise `SettingsError` unless `effect` is one, or the name of one."""
+    if effect not in [*Effect]:
+        raise SettingsError(f"{owner} declares the effect {declarations.shown(effect)}; accepted: {', '.join(Effect)}")
+
+
+def require_probe(owner: str, probe: object) -> None:
+    """Raise `SettingsError` unless `probe` may be called with a call's context."""
+    fits = probe is None or declarations.takes_one(probe)
+    declarations.require(fits, owner, "probe", probe, "a function with one parameter, or None")
+
+
+def require_max_result_chars(owner: str, given: object) -> None:
+    """Raise `SettingsError` unless `given` is a number of characters."""
+    declarations.require(declarations.is_count(given), owner, "max_result_chars", given, declarations.COUNT)
+
+
+def require_approval(owner: str, requires_approval: object, approver: object) -> None:
+    """Raise `SettingsError` unless a tool's declarations about approval are valid, and fit each other."""
+    is_approval = isinstance(requires_approval, bool) or callable(requires_approval)
+    declarations.require(is_approval, owner, "requires_approval", requires_approval, "True, False or a function")
+    is_approver = callable(approver) or (isinstance(approver, str) and approver in (USER, STAFF))
+    declarations.require(is_approver, owner, "approver", approver, "'user', 'staff' or a function")
     for name, given in (("requires_approval", requires_approval), ("approver", approver)):
         if inspect.iscoroutinefunction(given):
-            return f"has an async function as {name}; accepted: a plain def"
+            raise SettingsError(f"{owner} has an async function as {name}; accepted: a plain def")
     if approver != USER and requires_approval is False:
-        return f"has approver={declarations.shown(approver)} and needs no approval; add requires_approval"
-    return None
+        shown = declarations.shown(approver)
+        raise SettingsError(f"{owner} has approver={shown} and needs no approval; add requires_approval")
 
 
 def _instead_of(given: object) -> str:
@@ -519,27 +548,12 @@ def _instead_of(given: object) -> str:
 _BOUND = "make the tool of the bound method, such as tool(shop.order)"
 
 
+def _owner(function: Callable[..., Any]) -> str:
+    return f"the tool {function.__module__}.{function.__qualname__}"
+
+
 def _unfit(function: Callable[..., Any], why: str) -> SettingsError:
-    return SettingsError(f"the tool {function.__module__}.{function.__qualname__} {why}")
-
-
-def _check_declaration(
-    function: Callable[..., Any], name: str, effect: Effect | str, timeout_s: float | None, max_result_chars: int
-) -> None:
-    if not declarations.matches(name, _NAME):
-        raise _unfit(function, f"is named {declarations.shown(name)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
-    if effect not in [*Effect]:
-        raise _unfit(function, f"declares the effect {declarations.shown(effect)}; accepted: {', '.join(Effect)}")
-    if timeout_s is not None and not declarations.is_seconds(timeout_s):
-        raise _unfit(
-            function, f"has timeout_s={declarations.shown(timeout_s)}; accepted: {declarations.SECONDS}, or None"
-        )
-    if not declarations.is_count(max_result_chars):
-        raise _unfit(
-            function, f"has max_result_chars={declarations.shown(max_result_chars)}; accepted: {declarations.COUNT}"
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise _unfit(function, "is a generator; return one value instead")
+    return SettingsError(f"{_owner(function)} {why}")
 
 
 def _signature(function: Callable[..., Any], descriptions: Mapping[str, str]) -> tuple[type[BaseModel], str | None]:

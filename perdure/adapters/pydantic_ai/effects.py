@@ -21,6 +21,9 @@ from perdure.tools.registry import (
     EffectName,
     Probe,
     ToolContext,
+    require_approval,
+    require_effect,
+    require_probe,
     who_approves,
 )
 
@@ -135,16 +138,8 @@ class AdaptedTool:
 def _declared(what: str, given: object) -> tuple[Effect, Probe | None, Approver]:
     if not isinstance(given, Mapping):
         raise SettingsError(f"{what} has metadata {KEY!r}={declarations.shown(given)}; accepted: perdure.effect(…)")
-    kind, probe = given.get("effect", Effect.UNSAFE), given.get("probe")
-    if kind not in [*Effect]:
-        raise SettingsError(f"{what} declares the effect {declarations.shown(kind)}; accepted: {', '.join(Effect)}")
-    if probe is not None and not declarations.takes_one(probe):
-        raise SettingsError(
-            f"{what} has probe={declarations.shown(probe)}; accepted: a function with one parameter, or None"
-        )
-    approver = given.get("approver", USER)
-    if not callable(approver) and approver not in ("user", "staff"):
-        raise SettingsError(
-            f"{what} has approver={declarations.shown(approver)}; accepted: 'user', 'staff' or a function"
-        )
+    kind, probe, approver = given.get("effect", Effect.UNSAFE), given.get("probe"), given.get("approver", USER)
+    require_effect(what, kind)
+    require_probe(what, probe)
+    require_approval(what, True, approver)  # noqa: FBT003 (whether a call needs it is pydantic-ai's to say)
     return Effect(kind), probe, approver

@@ -16,17 +16,16 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from perdure.errors import SettingsError, ToolError
+from perdure.errors import ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.output import OutputType, definition
 from perdure.text import declarations, untrusted
-from perdure.text.patterns import compiled
-from perdure.tools.awaited.declared import parse_text, refusal_of
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
+from perdure.tools.awaited.declared import Asleep, is_description, parse_text, require_answered_in
+from perdure.tools.registry import refusal_of, require_name
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ TRIES = 3
 
 MAX_QUESTION_CHARS = 2_000
 
-_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _MOST_TRIES = 10
 _MOST_CHOICES = 20
 
@@ -52,17 +50,13 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AskUser:
+class AskUser(Asleep):
     """A tool that asks the user; see `sources.RunnableTool`. Make one with `ask_user`.
 
     A question that has no answer `timeout_s` seconds after it was asked fails. `None`: `PERDURE_APPROVAL__EXPIRES_S`.
     """
 
-    breaker: ClassVar[None] = None
-    probe: ClassVar[None] = None
-    effect: ClassVar[Effect] = Effect.PURE
     waits_for: ClassVar[str] = "user"
-    max_result_chars: ClassVar[int] = MAX_RESULT_CHARS
     parameters: ClassVar[Mapping[str, Any]] = _PARAMETERS
 
     name: str
@@ -152,17 +146,6 @@ class AskUser:
         problem = "" if fault is None else f": {untrusted.what_is_wrong(fault.errors(include_url=False)[0])}"
         return f"This answer cannot be used{problem}. Please answer again."
 
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
-        """Return False: a question has no side effect."""
-        return False
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002 (as RunnableTool)
-        return USER
-
-    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Raise `ToolError`: the engine parks the turn and never calls this method."""
-        raise ToolError(f"{self.name} makes the turn wait; no process runs it.")
-
 
 def ask_user(
     answer: Any = str,
@@ -191,17 +174,14 @@ def ask_user(
         >>> ask(barista, "Tea, please.", model=model, answers=["huge", "Large!"]).calls[0].result
         'large'
     """
-    if not declarations.matches(name, _NAME):
-        accepted = "1 to 64 of a-z, A-Z, 0-9, _ and -"
-        raise SettingsError(f"ask_user has name={declarations.shown(name)}; accepted: {accepted}")
+    require_name("ask_user", name)
     owner = f"the ask_user tool {name!r}"
-    if description is not None and not (declarations.is_text(description) and description.strip()):
-        raise SettingsError(f"{owner} has description={declarations.shown(description)}; accepted: text for the model")
-    if timeout_s is not None and not declarations.is_seconds(timeout_s):
-        accepted = f"{declarations.SECONDS}, or None for PERDURE_APPROVAL__EXPIRES_S"
-        raise SettingsError(f"{owner} has timeout_s={declarations.shown(timeout_s)}; accepted: {accepted}")
-    if not declarations.is_count(tries) or tries > _MOST_TRIES:
-        raise SettingsError(f"{owner} has tries={declarations.shown(tries)}; accepted: 1 to {_MOST_TRIES}")
+    is_told = description is None or is_description(description)
+    declarations.require(is_told, owner, "description", description, "text for the model")
+    require_answered_in(owner, timeout_s)
+    declarations.require(
+        declarations.is_count(tries) and tries <= _MOST_TRIES, owner, "tries", tries, f"1 to {_MOST_TRIES}"
+    )
     kind = OutputType(answer, owner)
     told = description or "Ask the user a question, and wait for the answer."
     if kind.adapter.json_schema().get("type") != "string":

@@ -6,13 +6,28 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from perdure.errors import SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.models.providers.wire_names import WireKeys
 from perdure.text import declarations, untrusted
-from perdure.tools.registry import Approval, Approver, Tool, load_arguments, must_be_approved, tool, who_approves
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    USER,
+    Approval,
+    Approver,
+    Effect,
+    Tool,
+    ToolContext,
+    load_arguments,
+    must_be_approved,
+    refusal_of,
+    require_approval,
+    require_name,
+    tool,
+    who_approves,
+)
 
 Parameters = Mapping[str, Any] | Callable[..., Any]
 """A JSON schema of type object, or a function whose signature and docstring describe the arguments."""
@@ -82,11 +97,49 @@ class DeclaredTool:
             )
 
     def _refusal(self, reason: str) -> ToolError:
-        expected = json.dumps(self._keys.schema, ensure_ascii=False)
-        return ToolError(
-            f"The arguments of {self.name} were refused: {untrusted.storable(untrusted.cut(reason, 2_000))}. "
-            f"Expected a JSON object that fits this schema: {untrusted.cut(expected, 4_000)}"
-        )
+        return refusal_of(f"The arguments of {self.name} were refused", reason, self._keys.schema)
+
+
+class Asleep:
+    """What the tools share whose call has no side effect, and makes the turn wait."""
+
+    __slots__ = ()
+
+    breaker: ClassVar[None] = None
+    probe: ClassVar[None] = None
+    effect: ClassVar[Effect] = Effect.PURE
+    max_result_chars: ClassVar[int] = MAX_RESULT_CHARS
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
+        return False
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002 (as RunnableTool)
+        return USER
+
+    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
+        """Raise `ToolError`: the engine parks the turn and never calls this method."""
+        raise ToolError("The tool makes the turn wait; no process runs it.")
+
+
+def require_declared(
+    owner: str, name: object, description: object, requires_approval: Approval, approver: Approver
+) -> None:
+    """Raise `SettingsError` unless a tool may be declared so. `description` may be `None`."""
+    require_name(owner, name)
+    is_told = description is None or is_description(description)
+    declarations.require(is_told, owner, "description", description, "text for the model, or None")
+    require_approval(owner, requires_approval, approver)
+
+
+def require_answered_in(owner: str, timeout_s: object) -> None:
+    """Raise `SettingsError` unless a person or a client may have `timeout_s` seconds for an answer."""
+    fits = timeout_s is None or declarations.is_seconds(timeout_s)
+    accepted = f"{declarations.SECONDS}, or None for PERDURE_APPROVAL__EXPIRES_S"
+    declarations.require(fits, owner, "timeout_s", timeout_s, accepted)
+
+
+def is_description(value: object) -> bool:
+    return declarations.is_text(value) and bool(str(value).strip())
 
 
 def parse_text(arguments: str, member: str, refusal: Callable[[str], ToolError]) -> dict[str, Any]:
@@ -102,14 +155,6 @@ def parse_text(arguments: str, member: str, refusal: Callable[[str], ToolError])
     if set(given) != {member} or not isinstance(given[member], str) or not given[member].strip():
         raise refusal(f"a string `{member}`, and nothing else, is expected")
     return given
-
-
-def refusal_of(outcome: str, reason: str, parameters: Mapping[str, Any]) -> ToolError:
-    """The refusal of arguments. `outcome` begins it, such as `Not asked`."""
-    return ToolError(
-        f"{outcome}: {untrusted.storable(untrusted.cut(reason, 500))}. "
-        f"Expected a JSON object that fits this schema: {json.dumps(parameters)}"
-    )
 
 
 def signature_of(name: str, parameters: Parameters | None) -> Tool | None:

@@ -13,11 +13,25 @@ from typing import Any, ClassVar, NoReturn
 
 from perdure.errors import SettingsError, ToolError
 from perdure.text import declarations
-from perdure.text.patterns import compiled
-from perdure.tools.awaited.declared import DeclaredTool, Parameters, schema_of, signature_of
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Approval, Approver, Effect, ToolContext, approval_problem
-
-_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
+from perdure.tools.awaited.declared import (
+    DeclaredTool,
+    Parameters,
+    is_description,
+    require_answered_in,
+    schema_of,
+    signature_of,
+)
+from perdure.tools.registry import (
+    MAX_RESULT_CHARS,
+    USER,
+    Approval,
+    Approver,
+    Effect,
+    ToolContext,
+    require_approval,
+    require_max_result_chars,
+    require_name,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,24 +78,15 @@ def external_tool(
         >>> ask(guide, "Where am I?", model=model, tasks={"get_location": lambda: "Paris"}).calls[0].result
         'Paris'
     """
-    if not declarations.matches(name, _NAME):
-        accepted = "1 to 64 of a-z, A-Z, 0-9, _ and -"
-        raise SettingsError(f"external_tool has name={declarations.shown(name)}; accepted: {accepted}")
+    require_name("external_tool", name)
     owner = f"the external_tool {name!r}"
     signature = signature_of(name, parameters)
     told = signature.description if description is None and signature is not None else description
-    if told is None or not (declarations.is_text(told) and told.strip()):
+    if told is None or not is_description(told):
         raise SettingsError(f"{owner} has description={declarations.shown(told)}; accepted: text for the model")
-    if timeout_s is not None and not declarations.is_seconds(timeout_s):
-        accepted = f"{declarations.SECONDS}, or None for PERDURE_APPROVAL__EXPIRES_S"
-        raise SettingsError(f"{owner} has timeout_s={declarations.shown(timeout_s)}; accepted: {accepted}")
-    if not declarations.is_count(max_result_chars):
-        accepted = declarations.COUNT
-        raise SettingsError(
-            f"{owner} has max_result_chars={declarations.shown(max_result_chars)}; accepted: {accepted}"
-        )
-    if (problem := approval_problem(requires_approval, approver)) is not None:
-        raise SettingsError(f"{owner} {problem}")
+    require_answered_in(owner, timeout_s)
+    require_max_result_chars(owner, max_result_chars)
+    require_approval(owner, requires_approval, approver)
     schema = schema_of(owner, parameters) if signature is None else signature.parameters
     return ExternalTool(
         name=name,

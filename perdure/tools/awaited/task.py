@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 from perdure.errors import SettingsError, ToolError
 from perdure.text import declarations
 from perdure.text.patterns import compiled
-from perdure.tools.awaited.declared import DeclaredTool, Parameters, schema_of, signature_of
+from perdure.tools.awaited.declared import DeclaredTool, Parameters, require_declared, schema_of, signature_of
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     USER,
@@ -24,7 +24,8 @@ from perdure.tools.registry import (
     Effect,
     EffectName,
     ToolContext,
-    approval_problem,
+    require_effect,
+    require_max_result_chars,
 )
 
 MAX_NAME = 200
@@ -35,7 +36,6 @@ MAX_PARTS = 100
 
 _TASK = compiled(r"[A-Za-z_][A-Za-z0-9_.:-]*")
 _QUEUE = compiled(r"[A-Za-z0-9_.:-]+")
-_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 _DOTS = compiled(r"[.:]")
 
 
@@ -116,19 +116,17 @@ def celery_tool(
         accepted = "the name of a Celery task, such as 'shop.export'"
         raise SettingsError(f"celery_tool has the task {declarations.shown(task)}; accepted: {accepted}")
     chosen = name if name is not None else _DOTS.sub(lambda _: "_", task)
-    _check_limits(task, timeout_s, max_parallel, max_result_chars)
-    if not declarations.matches(chosen, _NAME):
-        raise _unfit(task, f"has name={declarations.shown(chosen)}; accepted: 1 to 64 of a-z, A-Z, 0-9, _ and -")
-    if effect not in [*Effect]:
-        raise _unfit(task, f"declares the effect {declarations.shown(effect)}; accepted: {', '.join(Effect)}")
-    if queue is not None and not declarations.matches(queue, _QUEUE, MAX_NAME):
-        raise _unfit(task, f"has queue={declarations.shown(queue)}; accepted: letters, digits and _ . : -, or None")
-    if (problem := approval_problem(requires_approval, approver)) is not None:
-        raise _unfit(task, problem)
-    if description is not None and not (declarations.is_text(description) and description.strip()):
-        raise _unfit(task, f"has description={declarations.shown(description)}; accepted: text for the model, or None")
+    owner = f"the celery_tool {task!r}"
+    declarations.require(declarations.is_seconds(timeout_s), owner, "timeout_s", timeout_s, declarations.SECONDS)
+    is_count = max_parallel is None or declarations.is_count(max_parallel)
+    declarations.require(is_count, owner, "max_parallel", max_parallel, f"{declarations.COUNT}, or None")
+    require_max_result_chars(owner, max_result_chars)
+    require_effect(owner, effect)
+    is_queue = queue is None or declarations.matches(queue, _QUEUE, MAX_NAME)
+    declarations.require(is_queue, owner, "queue", queue, "letters, digits and _ . : -, or None")
+    require_declared(owner, chosen, description, requires_approval, approver)
     signature = signature_of(chosen, parameters)
-    each = schema_of(f"the celery_tool {task!r}", parameters) if signature is None else signature.parameters
+    each = schema_of(owner, parameters) if signature is None else signature.parameters
     return CeleryTool(
         name=chosen,
         description=description or (signature.description if signature else f"Run the task {task}."),
@@ -146,19 +144,6 @@ def celery_tool(
     )
 
 
-def _check_limits(task: str, timeout_s: float, max_parallel: int | None, max_result_chars: int) -> None:
-    if not declarations.is_seconds(timeout_s):
-        raise _unfit(task, f"has timeout_s={declarations.shown(timeout_s)}; accepted: {declarations.SECONDS}")
-    if max_parallel is not None and not declarations.is_count(max_parallel):
-        raise _unfit(
-            task, f"has max_parallel={declarations.shown(max_parallel)}; accepted: {declarations.COUNT}, or None"
-        )
-    if not declarations.is_count(max_result_chars):
-        raise _unfit(
-            task, f"has max_result_chars={declarations.shown(max_result_chars)}; accepted: {declarations.COUNT}"
-        )
-
-
 def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
     # A `$ref` starts at the root of the schema, so `$defs` moves to the new root.
     definitions = {"$defs": each["$defs"]} if "$defs" in each else {}
@@ -168,7 +153,3 @@ def _list_of(each: Mapping[str, Any]) -> Mapping[str, Any]:
         "type": "object", "properties": {"calls": calls}, "required": ["calls"], "additionalProperties": False,
         **definitions,
     }  # fmt: skip
-
-
-def _unfit(task: str, why: str) -> SettingsError:
-    return SettingsError(f"the celery_tool {task!r} {why}")

@@ -6,20 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from perdure.errors import SettingsError, ToolError
+from perdure.errors import ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.text import declarations, untrusted
-from perdure.text.patterns import compiled
-from perdure.tools.awaited.declared import parse_text, refusal_of
-from perdure.tools.registry import MAX_RESULT_CHARS, USER, Effect, ToolContext
+from perdure.tools.awaited.declared import Asleep, parse_text
+from perdure.tools.registry import refusal_of, require_name
 
 LONGEST = timedelta(days=30)
 """The longest wait by default."""
 
 _MOST_CHARS = 64
-_NAME = compiled(r"[a-zA-Z0-9_-]{1,64}")
 
 _PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -35,7 +33,7 @@ _PARAMETERS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SleepUntil:
+class SleepUntil(Asleep):
     """A tool that makes a turn wait until a given time, for at most `longest`; see `sources.RunnableTool`.
 
     Example:
@@ -46,25 +44,18 @@ class SleepUntil:
         >>> patient = Agent("patient", "You remind.", tools=[sleep_until])  # at most 30 days
     """
 
-    breaker: ClassVar[None] = None
-    probe: ClassVar[None] = None
     timeout_s: ClassVar[None] = None
-    effect: ClassVar[Effect] = Effect.PURE
     waits_for: ClassVar[str] = "timer"
-    max_result_chars: ClassVar[int] = MAX_RESULT_CHARS
     parameters: ClassVar[Mapping[str, Any]] = _PARAMETERS
 
     name: str = "sleep_until"
     longest: timedelta = LONGEST
 
     def __post_init__(self) -> None:
-        if not declarations.matches(self.name, _NAME):
-            accepted = "1 to 64 of a-z, A-Z, 0-9, _ and -"
-            raise SettingsError(f"sleep_until has name={declarations.shown(self.name)}; accepted: {accepted}")
+        require_name("sleep_until", self.name)
         given: Any = self.longest
-        if not isinstance(given, timedelta) or not timedelta() < given <= timedelta(days=3_660):
-            accepted = "a timedelta above 0, at most 3660 days"
-            raise SettingsError(f"sleep_until has longest={declarations.shown(given)}; accepted: {accepted}")
+        fits = isinstance(given, timedelta) and timedelta() < given <= timedelta(days=3_660)
+        declarations.require(fits, "sleep_until", "longest", given, "a timedelta above 0, at most 3660 days")
 
     @property
     def description(self) -> str:
@@ -105,17 +96,6 @@ class SleepUntil:
         if seconds > self.longest.total_seconds():
             raise _refusal(f"{text} is more than {_shown(self.longest)} ahead; it is {shown} now")
         return seconds
-
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002 (as RunnableTool)
-        """Return False: waiting has no side effect."""
-        return False
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002 (as RunnableTool)
-        return USER
-
-    def call(self, arguments: Mapping[str, Any], context: ToolContext) -> NoReturn:  # noqa: ARG002 (as RunnableTool)
-        """Raise `ToolError`: the engine parks the turn and never calls this method."""
-        raise ToolError(f"{self.name} makes the turn wait; no process runs it.")
 
 
 sleep_until = SleepUntil()

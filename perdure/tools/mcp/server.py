@@ -19,7 +19,7 @@ from perdure.tools.registry import (
     Effect,
     EffectName,
     Probe,
-    approval_problem,
+    require_approval,
 )
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
@@ -110,9 +110,8 @@ class McpServer:
             pairs += [(self.approval_of(tool), each) for tool, each in approver.items()]
         else:
             pairs.append((needed is not False, approver))
-        problem = next((found for pair in pairs if (found := approval_problem(*pair)) is not None), None)
-        if problem is not None:
-            raise self._unfit(problem)
+        for pair in pairs:
+            require_approval(f"the MCP server {self.name!r}", *pair)
 
     def _check_types(self) -> None:
         command, probes = self.command, self.probes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from perdure.models.protocol import ToolSchema
 from perdure.models.providers.wire_names import MAX_NAME, WireKeys
 from perdure.text import untrusted
 from perdure.text.patterns import compiled
+from perdure.tools.guarded import again_in
 from perdure.tools.mcp.faults import MalformedAnswer, NoAnswer, NotConnected
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
@@ -105,7 +105,9 @@ class RemoteTool:
         try:
             result = self._call_tool(self._remote, arguments, context)
         except CircuitBreakerOpen as error:
-            raise ToolError(f"Not called: the server {self._server} failed too often recently.{_in(error)}") from error
+            raise ToolError(
+                f"Not called: the server {self._server} failed too often recently.{again_in(error)}"
+            ) from error
         except NotConnected as error:
             raise ToolError(f"Not called: the server {self._server} cannot be reached at present.") from error
         except MalformedAnswer as error:
@@ -219,7 +221,3 @@ def _effect_hint(annotations: ToolAnnotations | None) -> Effect | None:
     if annotations.read_only_hint:
         return Effect.PURE
     return Effect.IDEMPOTENT if annotations.idempotent_hint else None
-
-
-def _in(error: CircuitBreakerOpen) -> str:
-    return "" if error.retry_after_s is None else f" Try again in {math.ceil(error.retry_after_s)} s."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import types
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -653,6 +653,11 @@ def test_what_cannot_be_durable_is_refused(make: Any, given: dict[str, Any], mes
         adapt(make(), **given)
 
 
+async def _approves_later(arguments: Mapping[str, Any]) -> str:
+    """An approver that cannot be called where a call is judged."""
+    return "user"
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -660,6 +665,7 @@ def test_what_cannot_be_durable_is_refused(make: Any, given: dict[str, Any], mes
         ({"perdure": {"effect": "clean"}}, "accepted: pure, idempotent, unsafe"),
         ({"perdure": {"probe": 3}}, "accepted: a function with one parameter"),
         ({"perdure": {"approver": "boss"}}, "accepted: 'user', 'staff'"),
+        ({"perdure": {"approver": _approves_later}}, "has an async function as approver; accepted: a plain def"),
     ],
 )
 def test_a_wrong_declaration_of_a_tool_is_refused(metadata: dict[str, Any], message: str) -> None:
