@@ -15,12 +15,11 @@ from perdure.casebank.embedding import embed_now
 from perdure.database.engine import Executor
 from perdure.errors import NotFound
 from perdure.models.embedders.protocol import Embedder
-from perdure.models.protocol import ModelCall
 
 log = logging.getLogger(__name__)
 
 
-def restore(executor: Executor, case_id: str, embedder: Embedder | None = None, call: ModelCall | None = None) -> None:
+def restore(executor: Executor, case_id: str, embedder: Embedder | None = None) -> None:
     """Make an archived case active again, and embed it with `embedder` if its vector is missing or of a former one.
 
     Raises:
@@ -32,7 +31,7 @@ def restore(executor: Executor, case_id: str, embedder: Embedder | None = None, 
         raise NotFound("There is no such archived case.")
     log.info("case %s was restored", case_id)
     if embedder is not None and rows[0].lacks_vector:
-        embed_now(executor, embedder, case_id, rows[0].query, call)
+        embed_now(executor, embedder, case_id, rows[0].query)
 
 
 def warn_of_archived(case_id: str) -> None:

@@ -23,22 +23,19 @@ log = logging.getLogger(__name__)
 _PAGE = 100
 
 
-def embed_cases(
-    executor: Executor, embedder: Embedder, *, reembed: bool = False, call: ModelCall | None = None
-) -> Iterator[int]:
+def embed_cases(executor: Executor, embedder: Embedder, *, reembed: bool = False) -> Iterator[int]:
     """Compute the missing vectors of active cases. After each page, yields the number of cases processed so far.
 
     A vector of another embedder counts as missing, unless it was imported. With `reembed`, imported ones count, too. If
     the embedder rejects a case's question, logs a warning and leaves the case unchanged.
 
     Raises:
-        CallAborted: `call` was aborted.
         PerdureError: the embedder or the database cannot be reached; vectors stored so far are kept.
     """
     processed, after = 0, ""
     parameters = {"embedder": embedder.name, "reembed": reembed, "most": _PAGE}
     while rows := executor.run(queries.WITHOUT_VECTOR, {**parameters, "after": after}):
-        _embed_page(executor, embedder, rows, call)
+        _embed_page(executor, embedder, rows)
         processed, after = processed + len(rows), rows[-1].case_id
         yield processed
 
@@ -61,20 +58,20 @@ def embed_now(executor: Executor, embedder: Embedder, case_id: str, query: str, 
         log.warning("case %s is embedded later: %s", case_id, loggable(error))
 
 
-def _embed_page(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
+def _embed_page(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]]) -> None:
     try:
-        made = embedder.embed([row.query for row in rows], call)
+        made = embedder.embed([row.query for row in rows])
     except InvalidRequest:
-        _embed_singly(executor, embedder, rows, call)
+        _embed_singly(executor, embedder, rows)
         return
     for row, vector in zip(rows, made, strict=True):
         _store(executor, embedder.name, row.case_id, row.query, vector)
 
 
-def _embed_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]], call: ModelCall | None) -> None:
+def _embed_singly(executor: Executor, embedder: Embedder, rows: Sequence[Row[Any]]) -> None:
     for row in rows:
         try:
-            embed_case(executor, embedder, row.case_id, row.query, call)
+            embed_case(executor, embedder, row.case_id, row.query)
         except InvalidRequest as error:
             log.warning("case %s stays without a vector: %s", row.case_id, loggable(error))
 

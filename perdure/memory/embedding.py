@@ -137,23 +137,18 @@ def embed_missing(
 
 
 def embed_sessions(
-    database: Database,
-    embedder: Embedder,
-    session_ids: Sequence[UUID],
-    call: ModelCall | None = None,
-    vectors_days: int = 0,
+    database: Database, embedder: Embedder, session_ids: Sequence[UUID], vectors_days: int = 0
 ) -> EmbeddingRound:
     """Embed the messages of these sessions that have no vector. Stops at the first failure of the embedder.
 
     Raises:
-        CallAborted: `call` was aborted.
         Unavailable: the database cannot be reached; a retry is safe.
     """
     embedded = refused = 0
     while True:
         parameters = {"session_ids": list(session_ids), "most": BATCH, "most_chars": MAX_CHARS}
         missing = database.run(queries.MISSING_OF_SESSIONS, {**parameters, "vectors_days": vectors_days})
-        filled = _fill(database, embedder, missing, call, vectors_days) if missing else EmbeddingRound()
+        filled = _fill(database, embedder, missing, None, vectors_days) if missing else EmbeddingRound()
         embedded, refused = embedded + filled.embedded, refused + filled.refused
         if not missing or filled.error is not None:
             return EmbeddingRound(embedded, refused, bool(missing), filled.error)

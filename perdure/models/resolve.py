@@ -148,8 +148,7 @@ class Models:
     """The models of one process, each created on first use. Thread-safe.
 
     Each model has retries, a breaker and a fallback strategy. The breaker's name is `llm:` plus the model's name, such
-    as `llm:openai:gpt-5`. The argument `fallback` replaces the strategy of `PERDURE_FALLBACK`. The built-in model
-    `offline` cannot fail, and has no retries, breaker or fallback.
+    as `llm:openai:gpt-5`. The built-in model `offline` cannot fail, and has no retries, breaker or fallback.
     """
 
     def __init__(
@@ -157,7 +156,6 @@ class Models:
         settings: Settings,
         clock: Clock,
         breakers: BreakerRegistry | None = None,
-        fallback: ModelFallback | None = None,
         observe: CallObserver | None = None,
     ) -> None:
         """If `breakers` is `None`, creates breakers for this process only. `observe` is shown each call of a model.
@@ -177,7 +175,7 @@ class Models:
         self._resolved: dict[str | int, Model] = {}
         self._refused: endpoints.Refused = {}
         self._defaults = model_settings.of_background(settings.model_settings)
-        self._fallback = fallback or resolve_fallback(settings, clock, self.guarded)
+        self._fallback = resolve_fallback(settings, clock, self.guarded)
 
     def get(self, model: str | ForeignModel | None = None, variable: str = "PERDURE_MODEL") -> Model:
         """The model with a name or from an object of pydantic-ai, or the model of `PERDURE_MODEL` if it is `None`.

@@ -55,10 +55,9 @@ class Match(Protocol):
 class Pattern:
     """A pattern, compiled on first use. Threads may share it."""
 
-    def __init__(self, source: str, *, ignore_case: bool = False, dot_all: bool = False) -> None:
+    def __init__(self, source: str, *, ignore_case: bool = False) -> None:
         self.source = source
         self._ignore_case = ignore_case
-        self._dot_all = dot_all
 
     @cached_property
     def _compiled(self) -> Any:
@@ -66,7 +65,6 @@ class Pattern:
         options.max_mem = _MAX_MEMORY
         options.log_errors = False
         options.case_sensitive = not self._ignore_case
-        options.dot_nl = self._dot_all
         return re2.compile(self.source, options)
 
     def search(self, text: str) -> Match | None:
@@ -103,12 +101,12 @@ REGISTERED: list[Pattern] = []
 """Every pattern of the modules imported so far."""
 
 
-def compiled(source: str, *, ignore_case: bool = False, dot_all: bool = False) -> Pattern:
+def compiled(source: str, *, ignore_case: bool = False) -> Pattern:
     """Register a pattern. Call this function when a module is imported, not for each text.
 
     A test compiles all registered patterns: RE2 may not support the syntax, or the pattern may need too much memory.
     """
-    pattern = Pattern(source, ignore_case=ignore_case, dot_all=dot_all)
+    pattern = Pattern(source, ignore_case=ignore_case)
     REGISTERED.append(pattern)
     return pattern
 

@@ -262,7 +262,7 @@ def message_of(error: BaseException) -> str:
         return "its message cannot be shown"
 
 
-def member_path(item: ErrorDetails, skip: int = 0, limit: int = 200) -> str:
+def member_path(item: ErrorDetails, skip: int = 0) -> str:
     """The path of the member that a pydantic error is about, such as `reply_to.url`, without its first `skip` parts.
 
     For a union, pydantic puts the name of the tried type into the path, such as `function-after[...]`, which may hold
@@ -271,7 +271,7 @@ def member_path(item: ErrorDetails, skip: int = 0, limit: int = 200) -> str:
     path = item["loc"][skip:]
     names_member = item["type"] in {"missing", "extra_forbidden"}
     named = [part for at, part in enumerate(path) if (names_member and at == len(path) - 1) or "[" not in str(part)]
-    return first_line(".".join(map(str, named)), limit)
+    return first_line(".".join(map(str, named)), 200)
 
 
 def what_is_wrong(item: ErrorDetails) -> str:

@@ -140,13 +140,13 @@ def _parameters(new: NewReminder) -> dict[str, Any]:
     }
 
 
-def list_reminders(executor: Executor, user: UserKey | None = None, limit: int = MAX_LISTED) -> list[dict[str, Any]]:
+def list_reminders(executor: Executor, user: UserKey | None = None) -> list[dict[str, Any]]:
     """The schedules of one user or of all users, ordered by next due time.
 
     `user` is the user's key; `None` means all users.
     """
     statement = queries.LIST if user is None else queries.LIST_OF_USER
-    return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": limit})]
+    return [_shown(row) for row in executor.run(statement, {"user_id": user, "limit": MAX_LISTED})]
 
 
 def runs_of(settings: Settings, shown: Mapping[str, Any], now: datetime, most: int) -> list[datetime]:

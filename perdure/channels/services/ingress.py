@@ -148,12 +148,11 @@ Answer = Written | Replaced | Confirmed
 
 
 class Ingress:
-    """Handles the events of one channel. All users of the channel are in `tenant`. Thread-safe."""
+    """Handles the events of one channel. Its users are in no tenant. Thread-safe."""
 
-    def __init__(self, runtime: Runtime, channel: Channel, tenant: str | None = None) -> None:
+    def __init__(self, runtime: Runtime, channel: Channel) -> None:
         self._runtime = runtime
         self._channel = channel
-        self._tenant = tenant
         self._buttons = Buttons(runtime.settings.signing_keys())
         self._indicators = Indicators(runtime, channel)
         self._failed: dict[str, int] = {}
@@ -343,7 +342,7 @@ class Ingress:
             given["on_busy"], place = OnBusy.MERGE, replace(place, message=None)
         target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(place)}
         said = self._content(seat.user, event)
-        message = parse_incoming({**given, **said, "channel": self._channel.name}, tenant=self._tenant)
+        message = parse_incoming({**given, **said, "channel": self._channel.name})
         accepted = accept(self._runtime, message, target=target, said=event.text)
         if not accepted.duplicate:
             self._follow(seat, event.place, accepted)
@@ -495,9 +494,7 @@ class Ingress:
         if not event.argument:
             return "Send /link CODE. `perdure link` shows a code."
         try:
-            user = redeem(
-                self._runtime.database, self._channel.name, event.sender.external_id, event.argument, self._tenant
-            )
+            user = redeem(self._runtime.database, self._channel.name, event.sender.external_id, event.argument, None)
         except (NotFound, RateLimited, InvalidRequest) as error:
             return error.message
         return f"This chat is linked to {first_line(user_of(user), _MOST_AUTHOR_CHARS)}."
@@ -520,13 +517,13 @@ class Ingress:
 
     def _user_of(self, external_id: str) -> UserKey:
         name = self._channel.name
-        linked = user_of_identity(self._runtime.database, self._tenant, name, external_id)
-        return linked or user_key(self._tenant, f"{name}:{external_id}")
+        linked = user_of_identity(self._runtime.database, None, name, external_id)
+        return linked or user_key(None, f"{name}:{external_id}")
 
     def _move(self, event: Moved) -> None:
         """Let the new group have the user of the old one, whose conversations and memories it continues."""
         given = {
-            "tenant": self._tenant or "",
+            "tenant": "",
             "channel": self._channel.name,
             "chat": event.place.chat,
             "to": event.to,
