@@ -7,22 +7,21 @@ the failures that a test requests.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import threading
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from tests.channels.loop_server import LoopServer
+
 BOT_ID = "900000000000000001"
 BOT = {"id": BOT_ID, "username": "agent", "discriminator": "0", "avatar": None, "global_name": None, "bot": True}
 TOKEN = "OTAwMDAwMDAwMDAwMDAwMDAx.Gateway.of-the-tests"
 
 _HELLO, _IDENTIFY, _RESUME, _INVALID_SESSION, _HEARTBEAT, _ACK, _DISPATCH = 10, 2, 6, 9, 1, 11, 0
-_PATIENCE_S = 20.0
 
 
 @dataclass
@@ -53,7 +52,7 @@ class _Socket:
         await self._socket.close(code=code)
 
 
-class DiscordServer:
+class DiscordServer(LoopServer):
     """A server that runs in its own thread until `close`."""
 
     def __init__(self) -> None:
@@ -76,20 +75,8 @@ class DiscordServer:
         self._events: list[dict[str, Any]] = []
         self._sockets: list[_Socket] = []
         self._nonces: dict[str, dict[str, Any]] = {}
-        self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(self._application(), shutdown_timeout=0.1)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_PATIENCE_S)
+        super().__init__(self._application())
         self.url = f"http://127.0.0.1:{self.port}/api/v10"
-
-    def close(self) -> None:
-        """Stop serving."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(_PATIENCE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_S)
-        self._loop.close()
 
     def new_id(self) -> str:
         """A fresh snowflake."""
@@ -101,7 +88,7 @@ class DiscordServer:
 
     def dispatch(self, name: str, data: dict[str, Any]) -> None:
         """Send an event to the bot. If the bot is not connected, the server sends the event when the bot resumes."""
-        asyncio.run_coroutine_threadsafe(self._dispatch(name, data), self._loop).result(_PATIENCE_S)
+        self.do(self._dispatch(name, data))
 
     def drop(self, code: int = 4000) -> None:
         """Close the gateway's connections with `code`. After 4000, a bot resumes its session."""
@@ -111,28 +98,12 @@ class DiscordServer:
             for socket in sockets:
                 await socket.close(code)
 
-        asyncio.run_coroutine_threadsafe(close_all(), self._loop).result(_PATIENCE_S)
+        self.do(close_all())
 
     def fail(self, path: str, status: int, body: dict[str, Any] | None = None, times: int = 1, **headers: str) -> None:
         """Answer the next `times` requests for `path` with a failure."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.failures.append(Failure(path, status, body or {}, named, times))
-
-    def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true. The condition is checked after each request of the bot."""
-        with self._changed:
-            assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
-
-    def _note(self, where: list[Any], what: Any) -> None:
-        with self._changed:
-            where.append(what)
-            self._changed.notify_all()
-
-    async def _start(self) -> int:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        return int(self._runner.addresses[0][1])
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard])

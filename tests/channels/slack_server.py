@@ -6,21 +6,19 @@ requests. `signed` signs webhook requests as Slack does.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import itertools
 import json
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from tests.channels.loop_server import LoopServer
+
 BOT_USER = "U0BOT"
 TOKEN, APP_TOKEN, SIGNING_SECRET = "xoxb-of-the-tests", "xapp-of-the-tests", "the signing secret of the tests"
-
-_PATIENCE_S = 20.0
 
 
 def signed(body: bytes, at: float, secret: str = SIGNING_SECRET) -> dict[str, str]:
@@ -41,7 +39,7 @@ class Failure:
     times: int = 1
 
 
-class SlackServer:
+class SlackServer(LoopServer):
     """A server that runs in its own thread until `close`."""
 
     def __init__(self) -> None:
@@ -57,21 +55,9 @@ class SlackServer:
         self.names = {"U1": "Ana", "U2": "Bo"}
         self._numbers = itertools.count(1)
         self._sockets: list[web.WebSocketResponse] = []
-        self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(self._application(), shutdown_timeout=0.1)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.port: int = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_PATIENCE_S)
+        super().__init__(self._application())
         self.url = f"http://127.0.0.1:{self.port}/api/"
         self.response_url = f"http://127.0.0.1:{self.port}/response/1"
-
-    def close(self) -> None:
-        """Stop serving."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(_PATIENCE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_S)
-        self._loop.close()
 
     def new_ts(self) -> str:
         """The id of a new message."""
@@ -88,29 +74,13 @@ class SlackServer:
             for socket in list(self._sockets):
                 await socket.send_str(text)
 
-        asyncio.run_coroutine_threadsafe(send(), self._loop).result(_PATIENCE_S)
+        self.do(send())
         return envelope
 
     def fail(self, method: str, status: int, error: str = "", times: int = 1, **headers: str) -> None:
         """Answer the next `times` calls of `method` with a failure."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.failures.append(Failure(method, status, error, named, times))
-
-    def until(self, condition: Any, what: str) -> None:
-        """Wait until `condition()` is true. The condition is checked after each call of the bot."""
-        with self._changed:
-            assert self._changed.wait_for(condition, _PATIENCE_S), f"not seen: {what}"
-
-    def _note(self, where: list[Any], what: Any) -> None:
-        with self._changed:
-            where.append(what)
-            self._changed.notify_all()
-
-    async def _start(self) -> int:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        return int(self._runner.addresses[0][1])
 
     def _application(self) -> web.Application:
         application = web.Application()

@@ -18,12 +18,22 @@ from perdure.memory.redis.working import RememberedMessage, RememberedTurn
 from perdure.models.protocol import Role
 from perdure.servers import redis
 from perdure.servers.lifecycle import Running
-from perdure.settings import MemorySettings
+from perdure.settings import MemorySettings, Settings
+from perdure.turns.lease.keeper import Keeper
+from tests.memory.archive import Archive
 from tests.turns.conftest import harness
+from tests.turns.harness import Harness
 
 __all__ = ["harness"]
 
 Remembered = Callable[..., RememberedTurn]
+
+
+@pytest.fixture
+def archive(harness: Harness, settings: Settings) -> Archive:
+    """An `Archive` that has no sessions yet."""
+    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
+    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from perdure.memory.consolidation.judging import Pair, Topic, guard, settle
 from perdure.models.embedders.hashing import HashEmbedder
 from perdure.models.embedders.protocol import Embedder
 from perdure.models.embedders.static import StaticEmbedder
-from perdure.settings import Settings
 from perdure.text.statements import Relation
-from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import Archive
 from tests.memory.changes import (
     LOOK_ALIKE,
@@ -27,14 +25,6 @@ from tests.memory.changes import (
     figures,
     good,
 )
-from tests.turns.harness import Harness
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 def test_the_set_is_large_enough() -> None:

@@ -41,11 +41,9 @@ from perdure.models.offline import OfflineModel
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
 from perdure.sessions.conversations import change_conversation
 from perdure.sessions.reading import list_sessions
-from perdure.settings import Settings
 from perdure.timetable.reminders import NewReminder, parse_moment
 from perdure.timetable.reminders import add as add_reminder
 from perdure.turns.inbox.fire_schedules import fire_due
-from perdure.turns.lease.keeper import Keeper
 from tests.memory import corpus
 from tests.memory.archive import (
     GROUPS,
@@ -64,18 +62,11 @@ from tests.memory.archive import (
 )
 from tests.memory.pairs import CONTRADICTIONS, PARAPHRASES
 from tests.repository.source import ROOT
-from tests.turns.harness import Crash, Harness, side_by_side
+from tests.turns.harness import Crash, side_by_side
 from tests.turns.scripted import says
 
 ANA = UserKey("ana")
 LOCK = Statement("test.lock", "SELECT FROM sessions WHERE session_id = %(session_id)s FOR UPDATE")
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 def test_a_statement_becomes_a_memory_with_its_sources(archive: Archive) -> None:

@@ -13,10 +13,9 @@ from perdure.clock import MovedClock
 from perdure.ids import new_id
 from perdure.memory.consolidation.candidates import MemoryKind
 from perdure.memory.recall.agent_memory import Means, OwnMemory
-from perdure.settings import ConsolidationSettings, Settings
+from perdure.settings import ConsolidationSettings
 from perdure.text.injections import instructs
 from perdure.tools.memory import remember
-from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import LYON, PARIS, Archive, answer, memory
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls
@@ -113,13 +112,6 @@ HARMLESS = (
     "ユーザーは英語を覚えている。",
     "사용자는 파리를 기억한다.",
 )
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 def test_instructions_are_told_from_what_users_say() -> None:

@@ -28,21 +28,12 @@ from perdure.models.offline import OfflineModel
 from perdure.models.protocol import ModelCall
 from perdure.settings import Settings
 from perdure.text.statements import Relation
-from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import LYON, PARIS, Archive, Echo, Grouped, answer, memory
-from tests.turns.harness import Harness
 from tests.turns.scripted import Line, Scripted, says
 
 SAME, CHANGES, UNRELATED, UNKNOWN = Relation
 HOME = Topic("user", "home")
 MET = Pair("I met Nora at the lake.", "Nora and I met at the big lake.", 0.5)
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,6 @@ from tests.turns.scripted import Scripted, calls, says
 ANA = UserKey("ana")
 
 
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
-
-
 def _again(archive: Archive, session_id: UUID) -> None:
     """Make the session due again, as if its consolidation had been lost."""
     archive.harness.sql("UPDATE sessions SET consolidated_at = NULL WHERE session_id = %(id)s", id=session_id)

@@ -8,10 +8,7 @@ import pytest
 
 from perdure.models.offline import OfflineModel
 from perdure.models.protocol import Model, ModelCall, ModelReply, ModelRequest
-from perdure.settings import Settings
-from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import Archive, answer, memory
-from tests.turns.harness import Harness
 
 TALK = (
     ("Hi, how are you?", "Hello! What's up?", "Good morning!"),
@@ -42,13 +39,6 @@ class Bad:
             named = 1 + turn % known if known and decision != "new" else 0
             found.append(memory(line, decision=decision, known=named))
         return answer(*found)
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An `Archive` that has no sessions yet."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check would fail: no turn ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 @pytest.mark.exhaustive

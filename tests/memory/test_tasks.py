@@ -17,7 +17,6 @@ from perdure.schedules.entries import active_entries
 from perdure.settings import Settings
 from perdure.tasks import memory, sessions
 from perdure.tasks.process import Process
-from perdure.turns.lease.keeper import Keeper
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.celery_application import load_tasks
@@ -26,13 +25,6 @@ from tests.memory.archive import LYON, Archive
 from tests.turns.harness import Harness
 
 Call = Callable[..., Any]
-
-
-@pytest.fixture
-def archive(harness: Harness, settings: Settings) -> Archive:
-    """An archive to which tests add ended sessions."""
-    harness.check = lambda: None  # type: ignore[method-assign]  # the check is valid only for turns that ran
-    return Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestS
 
 from tests.cli.conftest import Perdure
 from tests.processes import nodes, rabbit
+from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
 from tests.processes.model_server import ModelServer
 from tests.processes.neighbourhood import Neighbour
@@ -106,6 +107,15 @@ def neighbour(installation: Installation, tmp_path: Path) -> Iterator[Neighbour]
 def perdure(installation: Installation) -> Perdure:
     """Runs `perdure` commands on this installation."""
     return Perdure(installation.environment, installation.directory)
+
+
+@pytest.fixture
+def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
+    """A gateway that the test may kill."""
+    made = GatewayProcess(perdure)
+    made.start()
+    yield made
+    made.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A gateway of an installation under test: a process `perdure gateway` on a free loopback port."""
+"""Processes of an installation under test that a test ends and starts again, such as `perdure gateway`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ import httpx2
 from tests.cli.conftest import Perdure
 from tests.processes.faults import wait_until
 
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 
 
-class GatewayProcess:
-    """A gateway that a test kills and starts again, on the same port."""
+class CommandProcess:
+    """A process `perdure COMMAND` that a test ends and starts again."""
 
     def __init__(self, perdure: Perdure, log: Path = Path(os.devnull)) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
         self._perdure = perdure
         self._log = log
         self._process: BaseProcess | None = None
@@ -33,27 +29,48 @@ class GatewayProcess:
     def pid(self) -> int:
         """The id of the running process."""
         assert self._process is not None
-        assert self._process.is_alive(), f"the gateway has ended with {self._process.exitcode}"
+        assert self._process.is_alive(), f"the process has ended with {self._process.exitcode}"
         assert self._process.pid is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start the gateway, and wait until it answers."""
-        self._process = self._perdure.start("gateway", "--port", str(self._port), stdout=self._log, stderr=self._log)
-        wait_until(lambda: _lives(self.url), "the gateway answers", _PATIENCE_S)
+    def run(self, *command: str) -> None:
+        """Start the process."""
+        self._process = self._perdure.start(*command, stdout=self._log, stderr=self._log)
 
     def stop(self) -> None:
-        """Stop the gateway with SIGTERM; it must exit with 0."""
+        """Stop the process with SIGTERM; it must exit with 0."""
         assert self._process is not None
         self._process.terminate()
-        self._process.join(_PATIENCE_S)
+        self._process.join(PATIENCE_S)
         assert self._process.exitcode == 0
 
     def kill(self) -> None:
-        """End the gateway with SIGKILL, if it was started."""
+        """End the process with SIGKILL, if it was started."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
+
+
+class GatewayProcess(CommandProcess):
+    """A gateway that a test kills and starts again, on the same free port of loopback."""
+
+    def __init__(self, perdure: Perdure, log: Path = Path(os.devnull)) -> None:
+        super().__init__(perdure, log)
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start the gateway, and wait until it answers."""
+        self.run("gateway", "--port", str(self._port))
+        wait_until(lambda: _lives(self.url), "the gateway answers", PATIENCE_S)
+
+
+def free_port() -> int:
+    """A port of loopback on which no program listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 @contextmanager

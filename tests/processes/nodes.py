@@ -32,7 +32,7 @@ groups: set[int] = set()
 
 def left_over() -> list[psutil.Process]:
     """The processes in `groups` that still run."""
-    return [process for process in psutil.process_iter() if _group(process.pid) in groups and not _is_zombie(process)]
+    return [process for process in psutil.process_iter() if _group(process.pid) in groups and not has_ended(process)]
 
 
 class ProcessContainer:
@@ -314,12 +314,13 @@ def _group(pid: int) -> int | None:
 
 def _lives(pid: int) -> bool:
     try:
-        return not _is_zombie(psutil.Process(pid))
+        return not has_ended(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
 
 
-def _is_zombie(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
+    """Whether the process has ended; a zombie counts as ended."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

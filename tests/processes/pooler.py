@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from sqlalchemy.engine import URL, make_url
 
 from tests.databases import ADMINISTRATOR
 from tests.processes.faults import wait_until
+from tests.processes.gateway import free_port
 from tests.programs import program
 
 _START_S = 20.0
@@ -54,7 +54,7 @@ class Pooler:
         pgbouncer = program("pgbouncer", path="/usr/sbin")
         direct = make_url(database_url)
         _allow_account(direct, access)
-        port = _free_port()
+        port = free_port()
         self._directory = Path(tempfile.mkdtemp(prefix="perdure-"))
         file = self._directory / "pgbouncer.ini"
         host = str(direct.query["host"])
@@ -124,10 +124,3 @@ def _answers(url: URL, process: subprocess.Popen[bytes], out: Path) -> bool:
     except psycopg2.OperationalError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

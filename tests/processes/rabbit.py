@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from celery import Celery
 from kombu import Connection
 
 from tests.processes.faults import wait_until
+from tests.processes.gateway import free_port
 from tests.programs import missing
 
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -33,7 +33,7 @@ class Rabbit:
         if not _PROGRAM.exists():
             missing("rabbitmq-server is not installed")
         self._directory = directory
-        port, names_port = _free_port(), _free_port()
+        port, names_port = free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         self._environment = {**os.environ, **_environment(directory, port, names_port)}
         self._names = subprocess.Popen(
@@ -90,7 +90,7 @@ def _environment(directory: Path, port: int, names_port: int) -> dict[str, str]:
         "RABBITMQ_LOG_BASE": str(directory / "log"),
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(_free_port()),
+        "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
         "RABBITMQ_CONFIG_FILE": str(directory / "none"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
@@ -112,10 +112,3 @@ def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

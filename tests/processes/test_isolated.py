@@ -14,7 +14,7 @@ from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from tests.processes.faults import wait_until
 from tests.processes.installation import Installation
-from tests.processes.nodes import Worker
+from tests.processes.nodes import Worker, has_ended
 
 WITHIN_S = 60.0
 TIMEOUT_S = 3
@@ -29,14 +29,6 @@ def held(installation: Installation, **environment: str) -> tuple[Worker, Accept
     effect = wait_until(lambda: next(iter(installation.faults.effects(TEXT)), None), "the tool is called", WITHIN_S)
     assert effect.pid != worker.pid
     return worker, accepted, psutil.Process(effect.pid)
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended; a zombie counts as ended."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.exhaustive

@@ -14,7 +14,6 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 from pytest_celery import CeleryTestSetup
 
-from tests.cli.conftest import Perdure
 from tests.models.server import Answer
 from tests.processes.faults import wait_until
 from tests.processes.gateway import GatewayProcess
@@ -23,15 +22,6 @@ from tests.processes.model_server import answer_to
 
 STORY = " ".join(f"word{number}" for number in range(60))
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
-    """A gateway that the test may kill."""
-    made = GatewayProcess(perdure)
-    made.start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture

@@ -12,19 +12,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from perdure.channels.http.stream.websocket import MAX_FRAME_BYTES
-from tests.cli.conftest import Perdure
 from tests.processes.gateway import GatewayProcess
 from tests.processes.installation import Installation
 from tests.processes.model_server import answer_to
-
-
-@pytest.fixture
-def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
-    """A gateway that the test may stop."""
-    made = GatewayProcess(perdure)
-    made.start()
-    yield made
-    made.kill()
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 
 import httpx2
 import pytest
@@ -22,15 +21,6 @@ from tests.processes.streams import PATIENCE_S, WORDS, Reader, events, story
 SEED = int(os.environ.get("CHAOS_SEED") or time.time_ns() % 1_000_000)
 STREAMS = 4
 """Streams that are read concurrently."""
-
-
-@pytest.fixture
-def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
-    """A gateway that the test may kill."""
-    made = GatewayProcess(perdure)
-    made.start()
-    yield made
-    made.kill()
 
 
 def cut_and_kill(installation: Installation, gateway: GatewayProcess, *, turns: int, cuts: int, kills: int) -> int:

@@ -17,7 +17,7 @@ from tests.cli.conftest import Perdure
 from tests.processes.faults import SILENCE_S, wait_until
 from tests.processes.gateway import serving
 from tests.processes.installation import LEASE_S, Installation
-from tests.processes.nodes import Worker
+from tests.processes.nodes import Worker, has_ended
 
 LIMIT_S = 2 * LEASE_S
 SLACK_S = 15.0
@@ -59,14 +59,6 @@ def arguments(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has ended; a zombie counts as ended."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def kills(installation: Installation) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 from perdure import celery_tool, tool
 from perdure.tools.awaited.port import TaskCall, TaskEnded
@@ -35,17 +34,6 @@ def ask_and_wait(harness: Harness, *wanted: tuple[str, dict[str, Any]], **given:
     turn = harness.ask(**given)
     assert turn["status"] == "parked"
     return turn
-
-
-def resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    """Run the turn's session, and return the turn."""
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
-def tool_results(harness: Harness, turn: dict[str, Any]) -> list[str]:
-    """The results of the turn's tool calls, as the model reads them."""
-    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
 
 
 def end_task(harness: Harness, task: TaskCall, value: Any = "made", *, failed: bool = False) -> bool:

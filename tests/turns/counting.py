@@ -44,11 +44,6 @@ def ask_to_count(harness: Harness, **given: Any) -> dict[str, Any]:
     return harness.ask(**given)
 
 
-def tool_results(harness: Harness) -> list[str]:
-    """The results of all tool calls, as the model reads them."""
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def woken_sessions(harness: Harness) -> list[UUID]:
     """The sessions that one round of the sweeper wakes."""
     harness.waker.sessions.clear()

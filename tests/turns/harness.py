@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -167,6 +167,17 @@ class Harness:
     def turn(self, turn_id: UUID) -> dict[str, Any]:
         """The turn as the API returns it."""
         return read_turn(self.database, turn_id)
+
+    def resume(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the turn's session, and return the turn."""
+        self.run(UUID(turn["session_id"]))
+        return self.turn(UUID(turn["turn_id"]))
+
+    def results(self, turn: Mapping[str, Any] | None = None) -> list[str]:
+        """The results of all tool calls, or of those of the turn's session, as the model reads them."""
+        if turn is not None:
+            return [text for role, text in self.lines(UUID(turn["session_id"])) if role == "tool"]
+        return [row.content for row in self.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
 
     def messages(self, session_id: UUID) -> list[dict[str, Any]]:
         """The session's committed transcript."""

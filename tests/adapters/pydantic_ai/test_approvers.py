@@ -46,11 +46,6 @@ def _decide(harness: Harness, turn: dict[str, Any], by: Decider, **arguments: An
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision(given), by)
 
 
-def _resumed(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
 WRAPPERS: dict[str, Callable[[FunctionToolset[Any]], dict[str, Any]]] = {
     "approval_required": lambda tools: {"toolsets": [tools.approval_required()]},
     "filtered": lambda tools: {"toolsets": [tools.filtered(lambda *_: True)]},
@@ -74,7 +69,7 @@ def test_a_user_cannot_edit_a_call_into_one_that_staff_approves(harness: Harness
     with pytest.raises(Forbidden, match="with these arguments needs the approval of staff"):
         _decide(harness, turn, USER, amount=1000)
     _decide(harness, turn, USER)
-    assert (_resumed(harness, turn)["status"], ran) == ("done", [5])
+    assert (harness.resume(turn)["status"], ran) == ("done", [5])
 
 
 @pytest.mark.parametrize("wrapper", ["approval_required", "dynamic"])
@@ -86,7 +81,7 @@ def test_staff_decides_once(harness: Harness, wrapper: str) -> None:
     _use(harness, bare, Scripting([_call("pay", amount=5)], "done").model)
     turn = harness.ask()
     _decide(harness, turn, OPERATOR, amount=1000)
-    assert (_resumed(harness, turn)["status"], ran) == ("done", [1000])
+    assert (harness.resume(turn)["status"], ran) == ("done", [1000])
 
 
 def _prepared(_: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
@@ -102,14 +97,14 @@ def test_the_run_checks_edited_arguments_with_its_own_definition(harness: Harnes
     turn = harness.ask()
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "c0", "decision": "approve"}), USER)
     _decide(harness, turn, USER, amount=1000)
-    waiting = _resumed(harness, turn)
+    waiting = harness.resume(turn)
     assert (waiting["status"], ran) == ("waiting_approval", [])
     [pending] = waiting["pending_approvals"]
     assert (pending["call_id"], pending["arguments"]) == ("c1", {"amount": 1000})
     with pytest.raises(Forbidden):
         _decide(harness, turn, USER)
     _decide(harness, turn, OPERATOR)
-    assert (_resumed(harness, turn)["status"], sorted(ran)) == ("done", [1, 1000])
+    assert (harness.resume(turn)["status"], sorted(ran)) == ("done", [1, 1000])
 
 
 def test_a_call_that_waits_for_staff_again_may_expire(harness: Harness) -> None:
@@ -120,9 +115,9 @@ def test_a_call_that_waits_for_staff_again_may_expire(harness: Harness) -> None:
     turn = harness.ask()
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "c0", "decision": "approve"}), USER)
     _decide(harness, turn, USER, amount=1000)
-    _resumed(harness, turn)
+    harness.resume(turn)
     harness.move(harness.settings.approval.expires_s + 1)
-    assert (_resumed(harness, turn)["status"], ran) == ("done", [1])
+    assert (harness.resume(turn)["status"], ran) == ("done", [1])
 
 
 def test_another_worker_asks_the_same_person(harness: Harness) -> None:

@@ -37,10 +37,6 @@ DECIDED_S = 31
 ONE = (calls(("act", {"amount": 1})), says("done"))
 
 
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _statuses(harness: Harness) -> list[str]:
     return [row.status for row in harness.sql("SELECT status FROM tool_effects ORDER BY message_seq, position")]
 
@@ -140,7 +136,7 @@ def test_hooks_around_a_call(harness: Harness, bench: Bench, kind: str) -> None:
     harness.ask()
     shown = "Error: {}" if kind == "native" else '{{"error":"{}"}}'  # as pydantic-ai shows a failed call
     refusals = ("At most 1.", "A guard of this installation refused this.")
-    assert _results(harness) == ["act 1", *map(shown.format, refusals)]
+    assert harness.results() == ["act 1", *map(shown.format, refusals)]
     assert _statuses(harness) == ["done", "failed", "failed"]
     assert bench.counts == {"act": 1, "look": 1}
     ids = [row.effect_id for row in harness.sql("SELECT effect_id FROM tool_effects ORDER BY message_seq")]
@@ -156,7 +152,7 @@ def test_a_long_result_is_cut(harness: Harness, bench: Bench) -> None:
     bench.equip(Tool(result=long))
     harness.script(*ONE)
     harness.ask()
-    assert _results(harness) == [cut(long, MAX_RESULT_CHARS)]
+    assert harness.results() == [cut(long, MAX_RESULT_CHARS)]
     assert harness.model.requests[-1].messages[-1].content == cut(long, MAX_RESULT_CHARS)
 
 
@@ -238,7 +234,7 @@ def test_a_crash_at_every_commit(harness: Harness, bench: Bench, effect: str, bo
     _again(harness, sent.session_id, lines)
     turn = harness.turn(sent.turn_id)
     assert (turn["status"], turn["reply"]["text"]) == ("done", "done")
-    [looked, done] = _results(harness)
+    [looked, done] = harness.results()
     ids = [effect_id for ran, effect_id in bench.ran if ran == "act"]
     assert looked == "look 1"
     assert len(set(ids)) <= 1, "a repeated call keeps its id"
@@ -268,7 +264,7 @@ def test_a_call_in_doubt(harness: Harness, bench: Bench, effect: str, point: int
     _again(harness, sent.session_id, ONE)
     assert len(bench.ran) == RUNS[effect][point]
     in_doubt = effect == "unsafe" and point in {1, 2}
-    assert _results(harness) == [UNKNOWN_OUTCOME if in_doubt else "act 1"]
+    assert harness.results() == [UNKNOWN_OUTCOME if in_doubt else "act 1"]
     assert _statuses(harness) == ["unknown" if in_doubt else "done"]
 
 
@@ -290,7 +286,7 @@ def test_a_probe_decides_about_an_unsafe_call(
     with harness.crashing("after", "turns.step"):
         harness.run(sent.session_id)
     _again(harness, sent.session_id, ONE)
-    assert (*_results(harness), *_statuses(harness), len(bench.ran)) == expected
+    assert (*harness.results(), *_statuses(harness), len(bench.ran)) == expected
 
 
 def test_a_call_in_doubt_is_not_decided_while_its_tool_may_still_run(harness: Harness, bench: Bench) -> None:
@@ -310,7 +306,7 @@ def test_a_call_in_doubt_is_not_decided_while_its_tool_may_still_run(harness: Ha
     runner.keeper.beat()
     second.join(PATIENCE_S)
     assert not second.is_alive()
-    assert (bench.ran, _results(harness)) == ([], [UNKNOWN_OUTCOME])
+    assert (bench.ran, harness.results()) == ([], [UNKNOWN_OUTCOME])
 
 
 def _waiting(harness: Harness, bench: Bench, **given: Any) -> dict[str, Any]:
@@ -325,11 +321,6 @@ def _decide(harness: Harness, turn: dict[str, Any], call_id: str, decision: str,
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
 
 
-def _resumed(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
 def test_a_turn_that_waits_for_approval_holds_no_lease(harness: Harness, bench: Bench) -> None:
     """No worker waits. Each run below is a new runner, as after a restart."""
     turn = _waiting(harness, bench)
@@ -340,32 +331,32 @@ def test_a_turn_that_waits_for_approval_holds_no_lease(harness: Harness, bench: 
     assert isinstance(harness.run(row.session_id), NotNeeded)
     assert bench.ran == []
     _decide(harness, turn, "call_0", "approve")
-    assert _resumed(harness, turn)["status"] == "done"
-    assert (bench.counts, _results(harness), _statuses(harness)) == ({"pay": 1}, ["pay 5"], ["done"])
+    assert harness.resume(turn)["status"] == "done"
+    assert (bench.counts, harness.results(), _statuses(harness)) == ({"pay": 1}, ["pay 5"], ["done"])
 
 
 def test_a_denied_call_does_not_run(harness: Harness, bench: Bench) -> None:
     """The model receives the denial."""
     turn = _waiting(harness, bench)
     _decide(harness, turn, "call_0", "deny")
-    assert _resumed(harness, turn)["status"] == "done"
-    assert (bench.ran, _results(harness), _statuses(harness)) == ([], [DENIED], ["denied"])
+    assert harness.resume(turn)["status"] == "done"
+    assert (bench.ran, harness.results(), _statuses(harness)) == ([], [DENIED], ["denied"])
 
 
 def test_a_person_may_edit_the_arguments(harness: Harness, bench: Bench) -> None:
     """The tool runs with the edited arguments."""
     turn = _waiting(harness, bench)
     _decide(harness, turn, "call_0", "approve", arguments={"amount": 7})
-    assert _resumed(harness, turn)["status"] == "done"
-    assert _results(harness)[0].splitlines()[-1] == "pay 7"
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results()[0].splitlines()[-1] == "pay 7"
 
 
 def test_an_approval_that_does_not_come_in_time(harness: Harness, bench: Bench) -> None:
     """An expired approval denies the call."""
     turn = _waiting(harness, bench)
     harness.move(harness.settings.approval.expires_s + 1)
-    assert _resumed(harness, turn)["status"] == "done"
-    assert (bench.ran, _results(harness)) == ([], [EXPIRED])
+    assert harness.resume(turn)["status"] == "done"
+    assert (bench.ran, harness.results()) == ([], [EXPIRED])
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -381,11 +372,11 @@ def test_a_crash_after_an_approval(
         harness.run(UUID(turn["session_id"]))
     harness.script(says("done"))
     harness.move(DECIDED_S)
-    assert _resumed(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     begun = {("before", 1): 1, ("after", 1): 0, ("before", 2): 1, ("after", 2): 1}[moment, nth]
     assert bench.counts.get("pay", 0) == begun
     known = (moment, nth) in {("before", 1), ("after", 2)}
-    assert _results(harness) == ["pay 5" if known else UNKNOWN_OUTCOME]
+    assert harness.results() == ["pay 5" if known else UNKNOWN_OUTCOME]
 
 
 def test_a_cancelled_turn_that_waits(harness: Harness, bench: Bench) -> None:
@@ -453,7 +444,7 @@ def test_a_draining_worker_finishes_the_tools_and_parks_the_turn(harness: Harnes
     bench.gate.set()
     first.join(PATIENCE_S)
     assert harness.turn(sent.turn_id)["status"] == "parked"
-    assert _results(harness) == ["act 1"]
+    assert harness.results() == ["act 1"]
     harness.script(says("done"))
     assert harness.run(sent.session_id) == Ran(1)
     assert bench.counts == {"act": 1}
@@ -474,11 +465,11 @@ def test_a_worker_that_lost_its_lease_writes_nothing(harness: Harness, bench: Be
     bench.gate.set()
     first.join(PATIENCE_S)
     assert not first.is_alive()
-    assert (_results(harness), len(harness.model.requests)) == ([], 1)
+    assert (harness.results(), len(harness.model.requests)) == ([], 1)
     harness.script(says("done"))
     harness.move(DECIDED_S)
     assert harness.run(sent.session_id, alone=True) == Ran(1)
-    assert (_results(harness), bench.counts) == ([UNKNOWN_OUTCOME], {"act": 1})
+    assert (harness.results(), bench.counts) == ([UNKNOWN_OUTCOME], {"act": 1})
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
@@ -495,7 +486,7 @@ def test_a_tool_that_hangs(harness: Harness, bench: Bench) -> None:
     threading.Thread(target=pass_time, daemon=True).start()
     turn = harness.ask()
     stopped.set()
-    assert (turn["status"], _results(harness), bench.counts) == ("done", [UNKNOWN_OUTCOME], {"act": 1})
+    assert (turn["status"], harness.results(), bench.counts) == ("done", [UNKNOWN_OUTCOME], {"act": 1})
 
 
 def test_a_reply_that_was_cut_off_runs_no_call(harness: Harness, bench: Bench) -> None:
@@ -504,7 +495,7 @@ def test_a_reply_that_was_cut_off_runs_no_call(harness: Harness, bench: Bench) -
     harness.script(replace(calls(("act", {"amount": 1})), stop_reason="length"), says("sorry"))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"], bench.ran) == ("done", "sorry", [])
-    [closed] = _results(harness)
+    [closed] = harness.results()
     assert closed.startswith("Error: Not run: the reply was cut off")
 
 

@@ -134,10 +134,6 @@ def _returned(messages: list[ModelMessage]) -> Any:
     return next(part.content for part in parts if isinstance(part, ToolReturnPart))
 
 
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _stored(harness: Harness) -> str:
     """All JSON in which pydantic-ai's messages are stored."""
     rows = harness.sql("SELECT opaque::text AS json FROM messages UNION ALL SELECT payload::text FROM tool_effects")
@@ -151,7 +147,7 @@ def test_the_file_of_a_tool_is_stored_once_and_sent_again(harness: Harness) -> N
     harness.ask("paint")
     assert _returned(model.seen[1])[1].data == IMAGE
     [file] = harness.sql("SELECT * FROM files")
-    [result] = _results(harness)
+    [result] = harness.results()
     assert result == f"painted\n[image: cat, image/png, 40 by 30 pixels, {len(IMAGE)} bytes; file {file.file_id}]"
     assert file.used_at is not None
     assert '"kind": "perdure-file"' in _stored(harness)
@@ -198,7 +194,7 @@ def test_the_content_beside_a_result_has_its_files_again(harness: Harness) -> No
         [beside] = [each for each in told(seen) if isinstance(each, list)]
         assert (beside[0], beside[1].data) == ("look:", IMAGE)
     assert ENCODED[:40] not in _stored(harness)
-    assert _results(harness)[0].startswith("painted\n[image: image/png, 40 by 30 pixels, ")
+    assert harness.results()[0].startswith("painted\n[image: image/png, 40 by 30 pixels, ")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -219,7 +215,7 @@ def test_a_crash_with_a_file(harness: Harness, moment: Moment, place: str) -> No
     images = [part.files[0].data for part in returned if isinstance(part, ToolReturnPart)]  # type: ignore[union-attr]
     assert images == [IMAGE] * 2
     named = sorted(str(row.file_id) for row in harness.sql("SELECT file_id FROM files"))
-    assert sorted(text[-37:-1] for text in _results(harness)) == named, "each call has a file, and no other is left"
+    assert sorted(text[-37:-1] for text in harness.results()) == named, "each call has a file, and no other is left"
     assert harness.sql("SELECT count(*) FROM file_contents")[0][0] == 1
     assert ENCODED[:40] not in _stored(harness)
     harness.runtime.eraser.erase(harness.sql("SELECT user_id FROM users")[0].user_id)
@@ -231,7 +227,7 @@ def test_a_bomb_of_a_tool_is_a_failed_call(harness: Harness) -> None:
     model = _painting("Sorry.")
     _use(harness, _painter(BinaryContent(png(10**6, 1), media_type="image/png")), model.model)
     assert harness.ask("paint")["status"] == "done"
-    assert "1,000,000 by 1 pixels" in _results(harness)[0]
+    assert "1,000,000 by 1 pixels" in harness.results()[0]
     assert harness.sql("SELECT FROM files") == []
 
 

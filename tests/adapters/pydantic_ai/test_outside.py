@@ -45,15 +45,6 @@ def _bring(harness: Harness, turn: dict[str, Any], result: Any = "4006381", call
     answer(harness.runtime, UUID(turn["turn_id"]), parse_result({"call_id": call_id, "result": result}))
 
 
-def _resumed(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _statuses(harness: Harness) -> list[str]:
     return [row.status for row in harness.sql("SELECT status FROM tool_effects ORDER BY message_seq, position")]
 
@@ -76,9 +67,9 @@ def test_the_turn_waits_without_a_worker_and_the_result_resumes_it(harness: Harn
     harness.waker.sessions.clear()
     _bring(harness, turn, {"code": 7})
     assert harness.waker.sessions == [row.session_id]
-    done = _resumed(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"], done["waiting_for"], done["pending_calls"]) == ("done", 1, None, [])
-    assert (_results(harness), _statuses(harness)) == (['{"code": 7}'], ["done"])
+    assert (harness.results(), _statuses(harness)) == (['{"code": 7}'], ["done"])
     assert bench.counts == ({"scan": 1} if bench.kind == DEFERRING else {})
 
 
@@ -87,17 +78,17 @@ def test_the_first_result_counts(harness: Harness, bench: Bench) -> None:
     turn = _ask(harness, bench)
     side_by_side(partial(_bring, harness, turn, "one"), partial(_bring, harness, turn, "one"))
     _bring(harness, turn, "two")
-    assert _resumed(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     _bring(harness, turn, "three")
-    assert _results(harness) == ["one"]
+    assert harness.results() == ["one"]
 
 
 def test_an_error_is_the_calls_failure(harness: Harness, bench: Bench) -> None:
     """The model reads the error."""
     turn = _ask(harness, bench)
     answer(harness.runtime, UUID(turn["turn_id"]), parse_result({"call_id": "call_0", "error": "No camera."}))
-    assert _resumed(harness, turn)["status"] == "done"
-    assert _results(harness) == ["Error: No camera." if bench.kind == "native" else '{"error":"No camera."}']
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["Error: No camera." if bench.kind == "native" else '{"error":"No camera."}']
     assert _statuses(harness) == ["failed"]
 
 
@@ -120,11 +111,11 @@ def test_results_enter_the_transcript_together(harness: Harness, bench: Bench) -
     assert [each["call_id"] for each in turn["pending_calls"]] == ["call_0", "call_2"]
     harness.waker.sessions.clear()
     _bring(harness, turn, "second", "call_2")
-    assert (harness.waker.sessions, _results(harness)) == ([], [])
+    assert (harness.waker.sessions, harness.results()) == ([], [])
     _bring(harness, turn, "first", "call_0")
     assert harness.waker.sessions == [UUID(turn["session_id"])]
-    assert _resumed(harness, turn)["status"] == "done"
-    assert (_results(harness), bench.counts["look"]) == (["first", "look 2", "second"], 1)
+    assert harness.resume(turn)["status"] == "done"
+    assert (harness.results(), bench.counts["look"]) == (["first", "look 2", "second"], 1)
 
 
 def test_an_approval_and_a_result_of_one_reply(harness: Harness, bench: Bench) -> None:
@@ -132,11 +123,11 @@ def test_an_approval_and_a_result_of_one_reply(harness: Harness, bench: Bench) -
     turn = _ask(harness, bench, ("scan", {}), ("pay", {"amount": 3}), tools=(Tool("pay", requires_approval=True),))
     assert turn["status"] == "waiting_approval"
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "call_1", "decision": "approve"}))
-    turn = _resumed(harness, turn)
+    turn = harness.resume(turn)
     assert (turn["status"], [each["call_id"] for each in turn["pending_calls"]]) == ("parked", ["call_0"])
     _bring(harness, turn, "scanned")
-    assert _resumed(harness, turn)["status"] == "done"
-    assert (_results(harness), bench.counts["pay"]) == (["scanned", "pay 3"], 1)
+    assert harness.resume(turn)["status"] == "done"
+    assert (harness.results(), bench.counts["pay"]) == (["scanned", "pay 3"], 1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (*KINDS, DEFERRING) if kind != "adapted"])
@@ -149,11 +140,11 @@ def test_a_call_outside_may_need_approval(harness: Harness, bench: Bench) -> Non
     with pytest.raises(Conflict):
         _bring(harness, turn)
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "call_0", "decision": "approve"}))
-    turn = _resumed(harness, turn)
+    turn = harness.resume(turn)
     assert (turn["status"], turn["waiting_for"]["kind"]) == ("parked", "client")
     _bring(harness, turn, "scanned")
-    assert _resumed(harness, turn)["status"] == "done"
-    assert _results(harness) == ["scanned"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["scanned"]
     assert bench.counts.get("scan", 0) <= 1
 
 
@@ -161,9 +152,9 @@ def test_a_result_that_does_not_come_in_time(harness: Harness, bench: Bench) -> 
     """The model is told that the outcome is unknown; a late result is refused."""
     turn = _ask(harness, bench)
     harness.move(harness.settings.approval.expires_s + 1)
-    done = _resumed(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert (_results(harness), _statuses(harness)) == ([UNANSWERED], ["unknown"])
+    assert (harness.results(), _statuses(harness)) == ([UNANSWERED], ["unknown"])
     with pytest.raises(Conflict):
         _bring(harness, turn)
 
@@ -173,13 +164,13 @@ def test_cancelling_and_ending_do_not_wait(harness: Harness, bench: Bench) -> No
     turn = _ask(harness, bench)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
     with pytest.raises(Conflict):
         _bring(harness, turn)
     turn = _ask(harness, bench)
     request_end(harness.database, UUID(turn["session_id"]), "test")
-    assert _resumed(harness, turn)["status"] == "done"
-    assert _results(harness)[1:] == [UNANSWERED]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results()[1:] == [UNANSWERED]
 
 
 def test_an_interrupting_message_closes_the_call(harness: Harness, bench: Bench) -> None:
@@ -245,5 +236,5 @@ def test_a_crash_at_every_commit(harness: Harness, bench: Bench, moment: Literal
         turn = harness.turn(sent.turn_id)
     assert turn["status"] == "done", turn
     assert turn["reply"]["text"] == "done"
-    assert _results(harness) == [UNKNOWN_OUTCOME if in_doubt else "4006381"]
+    assert harness.results() == [UNKNOWN_OUTCOME if in_doubt else "4006381"]
     assert bench.counts.get("scan", 0) <= 1

@@ -61,15 +61,6 @@ def _decide(harness: Harness, turn: dict[str, Any], call_id: str, decision: str,
     decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": decision, **given}))
 
 
-def _resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
-def _results(harness: Harness, turn: dict[str, Any]) -> list[str]:
-    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
-
-
 def _effects(harness: Harness) -> list[tuple[str, str]]:
     return [
         tuple(row) for row in harness.sql("SELECT status, arguments FROM tool_effects ORDER BY message_seq, position")
@@ -99,10 +90,10 @@ def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) ->
     _decide(harness, turn, "call_0", "approve")
     assert harness.waker.sessions[-1] == row.session_id
     assert harness.session(row.session_id).state == "thinking"
-    done = _resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"], done["pending_approvals"]) == ("done", 1, [])
     assert _ran == [("pay", 5)]
-    assert _results(harness, turn) == ["paid 5"]
+    assert harness.results(turn) == ["paid 5"]
 
 
 def test_a_predicate_decides_which_calls_wait(harness: Harness) -> None:
@@ -128,9 +119,9 @@ def test_no_call_of_a_reply_begins_before_all_are_decided(harness: Harness) -> N
     assert [each["call_id"] for each in harness.turn(UUID(turn["turn_id"]))["pending_approvals"]] == ["call_1"]
     assert _ran == []
     _decide(harness, turn, "call_1", "approve")
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     assert sorted(_ran, key=str) == [("look", None), ("pay", 1)]
-    seen, paid, unknown, denied = _results(harness, turn)
+    seen, paid, unknown, denied = harness.results(turn)
     assert (seen, paid, denied) == ("seen", "paid 1", DENIED)
     assert "no tool 'nobody'" in unknown
     assert [status for status, _ in _effects(harness)] == ["done", "done", "denied"]
@@ -148,9 +139,9 @@ def test_a_tool_that_appears_while_a_call_waits_is_not_run_for_it(harness: Harne
     turn = _waiting(harness, ("nobody", {}), ("pay", {"amount": 1}))
     harness.equip(pay, lend, look, nobody)
     _decide(harness, turn, "call_1", "approve")
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     assert _ran == [("pay", 1)]
-    missing, paid = _results(harness, turn)
+    missing, paid = harness.results(turn)
     assert (missing, paid) == ("Error: this call was not run.", "paid 1")
 
 
@@ -162,10 +153,10 @@ def test_an_approved_call_runs_with_the_edited_arguments(harness: Harness) -> No
     with pytest.raises(InvalidRequest, match="arguments"):
         _decide(harness, turn, "call_0", "deny", arguments={"amount": 1})
     _decide(harness, turn, "call_0", "approve", arguments={"amount": 3})
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     assert _ran == [("pay", 3)]
     assert _effects(harness) == [("done", '{"amount":3}')]
-    [result] = _results(harness, turn)
+    [result] = harness.results(turn)
     assert '{"amount":3}' in result
     assert result.endswith("paid 3")
 
@@ -181,13 +172,13 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
     _decide(harness, turn, "call_0", "approve")
     with pytest.raises(Conflict, match="decided"):
         _decide(harness, turn, "call_0", "deny")
-    second = _resume(harness, turn)
+    second = harness.resume(turn)
     [pending] = second["pending_approvals"]
     assert pending["call_id"] != "call_0"
     with pytest.raises(Conflict, match="decided"):
         _decide(harness, turn, "call_0", "approve")
     _decide(harness, turn, pending["call_id"], "deny")
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     assert _ran == [("pay", 1)]
 
 
@@ -205,7 +196,7 @@ def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> N
     assert sum(each is None for each in found) == 2
     assert sum(isinstance(each, Conflict) for each in found) == 2
     assert len(harness.waker.sessions) == 1
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
 
 
 def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None:
@@ -218,9 +209,9 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
     harness.waker.sessions.clear()
     sweep(harness.runtime)
     assert harness.waker.sessions == [UUID(turn["session_id"])]
-    done = _resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert _results(harness, turn) == ["seen", EXPIRED]
+    assert harness.results(turn) == ["seen", EXPIRED]
 
 
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),
@@ -258,7 +249,7 @@ def test_a_wait_survives_a_runner_that_drains(harness: Harness) -> None:
     turn = harness.turn(sent.turn_id)
     assert turn["status"] == "waiting_approval"
     _decide(harness, turn, "call_0", "approve")
-    assert _resume(harness, turn)["reply"]["text"] == "done"
+    assert harness.resume(turn)["reply"]["text"] == "done"
 
 
 def test_cancelling_a_waiting_turn(harness: Harness) -> None:
@@ -298,8 +289,8 @@ def test_a_requested_end_denies_waiting_calls(harness: Harness) -> None:
     harness.waker.sessions.clear()
     sweep(harness.runtime)
     assert harness.waker.sessions == [session_id]
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness, turn) == [ENDED]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == [ENDED]
     assert harness.waker.endings == [session_id]
     assert _ran == []
 
@@ -336,7 +327,7 @@ def test_a_clock_set_back_does_not_keep_a_turn_waiting_for_ever(harness: Harness
     again = harness.turn(UUID(turn["turn_id"]))
     assert again["status"] == "waiting_approval"
     _decide(harness, turn, "call_0", "approve")
-    assert _resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
 
 
 def test_a_malformed_decision_is_rejected() -> None:

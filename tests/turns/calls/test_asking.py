@@ -78,15 +78,6 @@ def _ask(harness: Harness, *tools: Any, **given: Any) -> dict[str, Any]:
     return turn
 
 
-def _resume(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def test_the_next_message_is_the_answer(harness: Harness) -> None:
     """It begins no turn: its value is the result of the call, and its row in the inbox belongs to the turn."""
     turn = _ask(harness)
@@ -104,8 +95,8 @@ def test_the_next_message_is_the_answer(harness: Harness) -> None:
     assert (again.turn_id, again.duplicate) == (sent.turn_id, True)
     with pytest.raises(Conflict):
         harness.send("Small", message_id="2")
-    done = _resume(harness, turn)
-    assert (done["status"], done["attempts"], _results(harness)) == ("done", 1, ["large"])
+    done = harness.resume(turn)
+    assert (done["status"], done["attempts"], harness.results()) == ("done", 1, ["large"])
     assert harness.lines(sent.session_id) == [
         ("user", "tea, please"), ("assistant", ""), ("tool", "large"), ("assistant", "done"),
     ]  # fmt: skip
@@ -235,7 +226,7 @@ def test_an_answer_that_does_not_fit_is_asked_for_again(harness: Harness) -> Non
     deliveries = [harness.sql("SELECT * FROM deliveries")[0]]
     for number, text in enumerate(("huge", "tiny"), start=2):
         harness.send(text)
-        turn = _resume(harness, turn)
+        turn = harness.resume(turn)
         assert turn["status"] == "parked"
         waiting = turn["waiting_for"]
         assert (waiting["asked"], waiting["problem"]) == (number, "Please answer with one of: small, large.")
@@ -244,8 +235,8 @@ def test_an_answer_that_does_not_fit_is_asked_for_again(harness: Harness) -> Non
     assert all(row.status == "pending" and row.target["question"] for row in deliveries)
     assert harness.waker.deliveries[-3:] == [row.delivery_id for row in deliveries]
     harness.send("gigantic")
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == ["Error: The user's answers do not fit. They said: huge; tiny; gigantic"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["Error: The user's answers do not fit. They said: huge; tiny; gigantic"]
     assert harness.sql("SELECT status FROM tool_effects")[0].status == "failed"
     assert harness.sql("SELECT count(*) FROM turns")[0][0] == 1
     harness.check()
@@ -267,11 +258,11 @@ def test_a_question_is_delivered(harness: Harness) -> None:
     outbox.deliver(harness.database, {"url": carrier}, harness.waker.deliveries[-1])
     assert "Which size?" in carrier.bodies[0]
     harness.send("huge")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     harness.send("small")
     outbox.deliver(harness.database, {"url": carrier}, harness.waker.deliveries[-1])
     assert len(carrier.bodies) == 1
-    _resume(harness, turn)
+    harness.resume(turn)
     outbox.deliver(harness.database, {"url": carrier}, harness.waker.deliveries[-1])
     assert '"text": "done"' in carrier.bodies[1]
 
@@ -305,7 +296,7 @@ def test_a_crash_at_each_commit(harness: Harness, moment: Moment, name: str, nth
     harness.move(31)
     go()
     turn = harness.turn(sent.turn_id)
-    assert (turn["status"], _results(harness), answers) == ("done", ["large"], [])
+    assert (turn["status"], harness.results(), answers) == ("done", ["large"], [])
     assert [row.message_id for row in harness.sql("SELECT message_id FROM inbox ORDER BY position")][1:] == [
         "huge",
         "large",
@@ -329,8 +320,8 @@ def test_a_question_without_an_answer(harness: Harness, end: Callable[[Harness, 
     """At the time limit, or when the session ends, the model reads that there is no answer."""
     turn = _ask(harness)
     expected = end(harness, turn)
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == [expected]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == [expected]
     harness.check()
 
 
@@ -340,10 +331,10 @@ def test_a_crash_when_a_question_is_closed(harness: Harness, moment: Moment) -> 
     turn = _ask(harness)
     harness.move(3_601)
     with harness.crashing(moment, "turns.close_question"):
-        _resume(harness, turn)
+        harness.resume(turn)
     harness.move(31)
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == ["Error: The user has not answered."]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["Error: The user has not answered."]
     harness.check()
 
 
@@ -352,8 +343,8 @@ def test_an_answer_in_time_counts_even_if_it_is_read_late(harness: Harness) -> N
     turn = _ask(harness)
     harness.send("small")
     harness.move(3_601)
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == ["small"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["small"]
 
 
 @pytest.mark.parametrize("end", [_late, _ended])
@@ -372,7 +363,7 @@ def test_a_message_at_the_time_limit_is_an_answer_or_a_turn(
             sent.append(harness.send("small"))
 
     with harness.hooked(answer_late):
-        _resume(harness, turn)
+        harness.resume(turn)
     harness.run(sent[1].session_id)
     assert str(sent[1].turn_id) != turn["turn_id"]
     assert harness.turn(sent[1].turn_id)["status"] == "done"
@@ -392,9 +383,9 @@ def test_an_answer_before_the_question_is_closed_counts(harness: Harness) -> Non
             sent.append(harness.send("small"))
 
     with harness.hooked(answer_late):
-        assert _resume(harness, turn)["status"] == "done"
+        assert harness.resume(turn)["status"] == "done"
     assert str(sent[1].turn_id) == turn["turn_id"]
-    assert _results(harness) == ["small"]
+    assert harness.results() == ["small"]
     harness.check()
 
 
@@ -424,17 +415,17 @@ def test_input_guards_judge_answers(harness: Harness) -> None:
             else:
                 given_result = parse_result({"call_id": "call_0", "result": each})
                 answer(harness.runtime, UUID(turn["turn_id"]), given_result)
-            turn = _resume(harness, turn)
+            turn = harness.resume(turn)
         return turn
 
     turn = ask("my card is 1234")
-    assert (turn["status"], _results(harness)) == ("done", ["my card is [card]"])
+    assert (turn["status"], harness.results()) == ("done", ["my card is [card]"])
     assert seen == ["tea, please", "my card is 1234"]
     assert turn["usage"]["input_tokens"] == 20 + 200
     assert ask({"card": "1234"}, answer=dict[str, str])["status"] == "done"
-    assert _results(harness)[1] == '{"card": "[card]"}'
+    assert harness.results()[1] == '{"card": "[card]"}'
     ask("1234", "12345", answer=int, tries=2)
-    assert _results(harness)[2] == "Error: The user's answers do not fit. They said: [card]; [card]5"
+    assert harness.results()[2] == "Error: The user's answers do not fit. They said: [card]; [card]5"
     turn = ask("a bomb")
     assert (turn["status"], turn["error"]["message"]) == ("failed", "No.")
     assert not any("bomb" in message["content"] for message in harness.messages(UUID(turn["session_id"])))
@@ -445,7 +436,7 @@ def test_the_metadata_of_an_answer_is_added(harness: Harness) -> None:
     """As that of any message that joins a turn."""
     turn = _ask(harness, metadata={"kept": 1, "page": "/a"})
     harness.send("small", metadata={"page": "/b"})
-    assert _resume(harness, turn)["metadata"] == {"kept": 1, "page": "/b"}
+    assert harness.resume(turn)["metadata"] == {"kept": 1, "page": "/b"}
 
 
 def test_cancelling_closes_the_question(harness: Harness) -> None:
@@ -453,7 +444,7 @@ def test_cancelling_closes_the_question(harness: Harness) -> None:
     turn = _ask(harness)
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
-    assert _results(harness) == [_UNKNOWN["user"]]
+    assert harness.results() == [_UNKNOWN["user"]]
     assert harness.ask("large")["turn_id"] != turn["turn_id"]
     harness.check()
 
@@ -485,7 +476,7 @@ def test_an_answer_is_none_of_the_messages_that_find_a_busy_session(harness: Har
     following = harness.send("and a cake")
     assert str(following.turn_id) != turn["turn_id"]
     harness.run(following.session_id)
-    assert _results(harness) == ["small"]
+    assert harness.results() == ["small"]
     assert harness.turn(following.turn_id)["status"] == "done"
     harness.check()
 
@@ -506,15 +497,15 @@ def test_two_questions_and_a_task_of_one_reply(harness: Harness) -> None:
     turn = harness.ask("tea, please", reply_to={"url": "https://a.example"})
     assert turn["waiting_for"]["question"] == "Milk?"
     harness.send("yes")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert turn["waiting_for"]["question"] == "Which size?"
     assert len(set(harness.waker.deliveries)) == 2
     harness.send("small")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert turn["waiting_for"]["kind"] == "task"
     end_task(harness, broker.sent[0], "made")
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == ["true", "made", "small", "seen"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["true", "made", "small", "seen"]
     harness.check()
 
 
@@ -536,7 +527,7 @@ def test_the_answer_may_come_before_the_turn_is_parked(harness: Harness) -> None
 
     with harness.hooked(answer_early):
         turn = harness.ask("tea, please")
-    assert (turn["status"], _results(harness)) == ("done", ["small"])
+    assert (turn["status"], harness.results()) == ("done", ["small"])
     assert str(sent[1].turn_id) == turn["turn_id"]
     harness.check()
 
@@ -546,8 +537,8 @@ def test_two_messages_at_once_are_one_answer_and_one_message(harness: Harness) -
     turn = _ask(harness)
     found = side_by_side(lambda: harness.send("small"), lambda: harness.send("large"))
     assert sorted(str(each.turn_id) == turn["turn_id"] for each in found) == [False, True]
-    assert _resume(harness, turn)["status"] == "done"
-    assert len(_results(harness)) == 1
+    assert harness.resume(turn)["status"] == "done"
+    assert len(harness.results()) == 1
     harness.check()
 
 
@@ -558,14 +549,14 @@ def test_the_answer_as_a_value(harness: Harness) -> None:
     for value in ("huge", "large", "small"):
         answer(harness.runtime, turn_id, parse_result({"call_id": "call_0", "result": value}))
         if value == "huge":
-            turn = _resume(harness, turn)
+            turn = harness.resume(turn)
             assert turn["waiting_for"]["asked"] == 2
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness) == ["large"], "the first result counts"
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results() == ["large"], "the first result counts"
     turn = _ask(harness)
     answer(harness.runtime, UUID(turn["turn_id"]), parse_result({"call_id": "call_0", "error": "I will not say."}))
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness)[1] == "Error: I will not say."
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results()[1] == "Error: I will not say."
     harness.check()
 
 
@@ -577,11 +568,11 @@ def test_approval_beside_a_question(harness: Harness) -> None:
     assert (turn["status"], turn["waiting_for"]) == ("waiting_approval", None)
     assert str(harness.send("hm").turn_id) != turn["turn_id"]
     harness.move(3_601)
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert turn["waiting_for"]["question"] == "Which size?"
     harness.send("small")
-    assert _resume(harness, turn)["status"] == "done"
-    assert _results(harness)[0] == "small"
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results()[0] == "small"
     harness.check()
 
 
@@ -601,7 +592,7 @@ def test_the_types_own_code_may_fail(harness: Harness) -> None:
 
     turn = _ask(harness, ask_user(Broken, name="ask_size"))
     harness.send("name: x")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert (turn["status"], turn["attempts"], turn["waiting_for"]["asked"]) == ("parked", 1, 2)
 
 
@@ -609,7 +600,7 @@ def test_erasure_covers_the_answer(harness: Harness) -> None:
     """No row keeps what the user said."""
     turn = _ask(harness)
     harness.send("a secret word")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     harness.runtime.eraser.erase(UserKey("ana"))
     assert set(harness.counts().values()) == {0}
 
@@ -653,8 +644,8 @@ def test_a_question_whose_tool_is_another_one_now(harness: Harness, other: Any) 
     turn = _ask(harness)
     harness.equip(other)
     harness.send("small")
-    assert _resume(harness, turn)["status"] == "done"
-    [result] = _results(harness)
+    assert harness.resume(turn)["status"] == "done"
+    [result] = harness.results()
     assert result == "Error: ask_size no longer asks the user."
     assert broker.sent == []
     harness.check()
@@ -668,7 +659,7 @@ def test_a_call_of_a_client_whose_tool_is_a_task_now(harness: Harness) -> None:
     turn = harness.ask("tea, please")
     harness.equip(size, celery_tool("codes.scan", effect="pure", timeout_s=9, name="scan", description="Scan."))
     harness.send("small")
-    assert _resume(harness, turn)["waiting_for"]["kind"] == "client"
+    assert harness.resume(turn)["waiting_for"]["kind"] == "client"
     assert broker.sent == []
 
 
@@ -689,7 +680,7 @@ def test_guards_of_refused_answers_are_counted(harness: Harness, last: str, judg
     turn = harness.ask("tea, please")
     for said in ("huge", "tiny", last):
         harness.send(said)
-        turn = _resume(harness, turn)
+        turn = harness.resume(turn)
     replies = 1 if last == "a bomb" else 2
     used = Usage.from_dict(turn["usage"])
     assert used.input_tokens == 10 * replies + 100 * (1 + judged)
@@ -708,7 +699,7 @@ def test_a_crash_when_a_refused_answer_is_charged(harness: Harness, moment: Mome
     with harness.crashing(moment, "turns.charge_question"):
         harness.run(UUID(turn["session_id"]))
     harness.move(31)
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert (turn["status"], turn["error"]["message"]) == ("failed", "No.")
     assert turn["usage"]["input_tokens"] == 10 + 100 * (1 + judged)
     harness.check()
@@ -721,13 +712,13 @@ def test_guards_are_counted_without_an_answer_that_fits(harness: Harness, end: C
     harness.script(calls(("ask_size", QUESTION)), says("done"))
     turn = harness.ask("tea, please")
     harness.send("huge")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     if end is None:
         cancel(harness.runtime, UUID(turn["turn_id"]))
         turn = harness.turn(UUID(turn["turn_id"]))
     else:
         end(harness, turn)
-        turn = _resume(harness, turn)
+        turn = harness.resume(turn)
     replies = 1 if turn["status"] == "cancelled" else 2
     assert turn["usage"]["input_tokens"] == 10 * replies + 200
 
@@ -740,9 +731,9 @@ def test_guards_are_counted_if_the_turn_waits_for_another_call(harness: Harness)
     turn = harness.ask("tea, please")
     for said in ("huge", "small"):
         harness.send(said)
-        turn = _resume(harness, turn)
+        turn = harness.resume(turn)
     assert turn["waiting_for"]["kind"] == "task"
     end_task(harness, broker.sent[0], "made")
-    turn = _resume(harness, turn)
+    turn = harness.resume(turn)
     assert (turn["status"], turn["usage"]["input_tokens"]) == ("done", 20 + 300)
     harness.check()

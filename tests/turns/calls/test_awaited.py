@@ -29,9 +29,7 @@ from tests.turns.awaiting import (
     export,
     look,
     moment_after,
-    resume,
     sweep_again,
-    tool_results,
 )
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness, side_by_side
@@ -70,9 +68,9 @@ def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harn
     harness.waker.sessions.clear()
     assert end_task(harness, sent, {"rows": 12}) is True
     assert harness.waker.sessions == [row.session_id]
-    done = resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"], done["waiting_for"]) == ("done", 1, None)
-    assert tool_results(harness, turn) == ['{"rows": 12}']
+    assert harness.results(turn) == ['{"rows": 12}']
     assert len(broker.sent) == 1
 
 
@@ -80,16 +78,16 @@ def test_a_tasks_failure_becomes_the_calls_error(harness: Harness, broker: Broke
     """The model reads the first line of the task's error, without NUL."""
     turn = ask_and_wait(harness)
     end_task(harness, broker.sent[0], "Boom: no\x00 paper\nTraceback " + "x" * 10_000, failed=True)
-    assert resume(harness, turn)["status"] == "done"
-    assert tool_results(harness, turn) == ["Error: Boom: no\N{REPLACEMENT CHARACTER} paper"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == ["Error: Boom: no\N{REPLACEMENT CHARACTER} paper"]
 
 
 def test_a_long_result_is_bounded(harness: Harness, broker: Broker) -> None:
     """A result of ten million characters is cut to the tool's `max_result_chars`."""
     turn = ask_and_wait(harness)
     end_task(harness, broker.sent[0], ["x" * 10_000_000])
-    resume(harness, turn)
-    [result] = tool_results(harness, turn)
+    harness.resume(turn)
+    [result] = harness.results(turn)
     assert len(result) <= export.max_result_chars
 
 
@@ -101,20 +99,20 @@ def test_calls_of_all_kinds_enter_the_transcript_together_in_their_order(harness
     assert (turn["status"], broker.sent) == ("waiting_approval", [])
     decision = parse_decision({"call_id": "call_2", "decision": "approve", "arguments": {"order": 8}})
     decide(harness.runtime, UUID(turn["turn_id"]), decision)
-    turn = resume(harness, turn)
+    turn = harness.resume(turn)
     assert turn["status"] == "parked"
     assert turn["waiting_for"]["name"] == "charge", "it is due first"
     assert [(each.task, each.queue) for each in broker.sent] == [
         ("shop.charge", "money"), ("shop.refund", None), ("reports.export", None),
     ]  # fmt: skip
     assert broker.sent[1].arguments == {"order": 8}
-    assert tool_results(harness, turn) == []
+    assert harness.results(turn) == []
     for number, task in enumerate(reversed(broker.sent)):
         harness.waker.sessions.clear()
         end_task(harness, task, f"result of {task.task}")
         assert len(harness.waker.sessions) == (number == 2)
-    assert resume(harness, turn)["status"] == "done"
-    charged, seen, refunded, unknown, exported = tool_results(harness, turn)
+    assert harness.resume(turn)["status"] == "done"
+    charged, seen, refunded, unknown, exported = harness.results(turn)
     assert (charged, seen, exported) == ("result of shop.charge", "seen", "result of reports.export")
     assert refunded.startswith("The arguments of this call were changed to")
     assert "no tool 'nobody'" in unknown
@@ -129,7 +127,7 @@ def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker)
         first, second = broker.sent[-2:]
         assert side_by_side(partial(end_task, harness, first), partial(end_task, harness, second)) == [True, True]
         assert harness.waker.sessions == [UUID(turn["session_id"])]
-        assert resume(harness, turn)["status"] == "done"
+        assert harness.resume(turn)["status"] == "done"
 
 
 def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: Broker) -> None:
@@ -140,8 +138,8 @@ def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: B
     [ordinary] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'look'")
     assert not finish(harness.runtime, ordinary.effect_id, TaskEnded(failed=False, value="forged"))
     assert not finish(harness.runtime, UUID(turn["turn_id"]), TaskEnded(failed=False, value="forged"))
-    resume(harness, turn)
-    assert tool_results(harness, turn) == ["seen", "first"]
+    harness.resume(turn)
+    assert harness.results(turn) == ["seen", "first"]
 
 
 def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Broker) -> None:
@@ -152,14 +150,14 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
     turn = ask_and_wait(harness)
     harness.move(TIMEOUT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    done = resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert tool_results(harness, turn) == [LOST]
+    assert harness.results(turn) == [LOST]
     sweep_again(harness)
     assert broker.revoked == [broker.sent[0].task_id]
     assert end_task(harness, broker.sent[0], "late")
     assert _effects(harness) == [("unknown", "late")]
-    assert tool_results(harness, turn) == [LOST]
+    assert harness.results(turn) == [LOST]
     sweep_again(harness)
     assert len(broker.revoked) == 1
 
@@ -169,8 +167,8 @@ def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harne
     turn = ask_and_wait(harness)
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
-    resume(harness, turn)
-    assert tool_results(harness, turn) == ["just in time"]
+    harness.resume(turn)
+    assert harness.results(turn) == ["just in time"]
 
 
 def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: Broker) -> None:
@@ -184,8 +182,8 @@ def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: 
     assert probe_due(harness.runtime, cancel) == 0, "not polled again before its interval"
     sweep_again(harness)
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
-    resume(harness, turn)
-    assert tool_results(harness, turn) == ["found"]
+    harness.resume(turn)
+    assert harness.results(turn) == ["found"]
 
 
 def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, redis_url: str) -> None:
@@ -226,14 +224,14 @@ def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker
     turn = ask_and_wait(harness, (name, {"moment": moment_after(harness, 60)} if name == "sleep_until" else {}))
     cancel(harness.runtime, UUID(turn["turn_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "cancelled"
-    before = tool_results(harness, turn)
+    before = harness.results(turn)
     assert len(before) == 1
     sweep_again(harness)
     assert broker.revoked == [each.task_id for each in broker.sent]
     for task in broker.sent:
         end_task(harness, task, "late")
         assert _effects(harness) == [("unknown", "late")]
-    assert tool_results(harness, turn) == before
+    assert harness.results(turn) == before
     assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
 
 
@@ -244,9 +242,9 @@ def test_a_requested_end_of_the_session_ends_the_wait(harness: Harness, broker: 
     session_id = UUID(turn["session_id"])
     requested = request_end(harness.database, session_id, "test")
     assert (requested.may_end, requested.freed) == (False, 5)
-    done = resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert tool_results(harness, turn) == [LOST, ENDED, "seen"]
+    assert harness.results(turn) == [LOST, ENDED, "seen"]
     sweep_again(harness)
     assert broker.revoked == [broker.sent[0].task_id]
     assert set(harness.waker.endings) == {session_id}
@@ -264,7 +262,7 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
     with harness.hooked(end):
         harness.run(accepted.session_id)
     turn = harness.turn(accepted.turn_id)
-    assert (turn["status"], tool_results(harness, turn)) == ("done", [LOST])
+    assert (turn["status"], harness.results(turn)) == ("done", [LOST])
 
 
 def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, broker: Broker) -> None:
@@ -279,7 +277,7 @@ def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, bro
     with harness.hooked(end):
         harness.run(accepted.session_id)
     turn = harness.turn(accepted.turn_id)
-    assert (turn["status"], turn["attempts"], tool_results(harness, turn)) == ("done", 1, ["fast", "seen"])
+    assert (turn["status"], turn["attempts"], harness.results(turn)) == ("done", 1, ["fast", "seen"])
 
 
 def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fails(
@@ -291,17 +289,17 @@ def test_without_a_broker_an_idempotent_task_is_sent_later_and_an_unsafe_one_fai
     assert [status for status, _ in _effects(harness)] == ["intended", "failed"]
     harness.move(UNSENT_S + 1)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    assert resume(harness, turn)["status"] == "parked"
+    assert harness.resume(turn)["status"] == "parked"
     broker.outcome = TaskSent.YES
     harness.move(UNSENT_S + 1)
-    assert resume(harness, turn)["status"] == "parked"
+    assert harness.resume(turn)["status"] == "parked"
     [task] = broker.sent
     [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'reports_export'")
     assert task.task_id == effect.effect_id
     assert task.expires_s < TIMEOUT_S - UNSENT_S
     end_task(harness, task)
-    assert resume(harness, turn)["attempts"] == 1
-    assert tool_results(harness, turn) == ["made", f"Error: {UNSENT}"]
+    assert harness.resume(turn)["attempts"] == 1
+    assert harness.results(turn) == ["made", f"Error: {UNSENT}"]
 
 
 @pytest.mark.parametrize(("name", "sent_again"), [("reports_export", True), ("charge", False)])
@@ -320,8 +318,8 @@ def test_after_a_crash_while_sending_only_an_idempotent_task_is_sent_again(
     assert len(broker.sent) == 1 + sent_again
     assert len({each.task_id for each in broker.sent}) == 1
     end_task(harness, broker.sent[0], "once")
-    assert resume(harness, turn)["status"] == "done"
-    assert tool_results(harness, turn) == ["once"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == ["once"]
 
 
 def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: Broker) -> None:
@@ -329,8 +327,8 @@ def test_a_task_of_a_removed_tool_is_still_waited_for(harness: Harness, broker: 
     turn = ask_and_wait(harness)
     harness.equip(look)
     end_task(harness, broker.sent[0])
-    resume(harness, turn)
-    assert tool_results(harness, turn) == ["made"]
+    harness.resume(turn)
+    assert harness.results(turn) == ["made"]
 
 
 def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Harness) -> None:
@@ -358,12 +356,12 @@ def test_refusing_the_call_of_a_removed_tool_repeats_no_unsafe_call(harness: Har
     harness.equip(pay)
     for call_id in ("call_0", "call_1"):
         decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": call_id, "decision": "approve"}))
-    assert resume(harness, turn)["status"] == "parked"
+    assert harness.resume(turn)["status"] == "parked"
     harness.move(harness.settings.turn.unknown_agent_s + 1)
     with harness.crashing("before", "turns.step", nth=1):
         harness.run(UUID(turn["session_id"]))
     harness.move(harness.settings.turn.lease_s * 3)
-    assert resume(harness, turn)["status"] == "done"
+    assert harness.resume(turn)["status"] == "done"
     assert ran == [1]
 
 
@@ -378,9 +376,9 @@ def test_sleep_until_waits_for_its_moment(harness: Harness, broker: Broker) -> N
     assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
     harness.move(201)
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    done = resume(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
-    assert tool_results(harness, turn)[0].startswith("The time has come")
+    assert harness.results(turn)[0].startswith("The time has come")
 
 
 def _sessions_swept(harness: Harness) -> list[UUID]:
@@ -405,8 +403,8 @@ def test_hooks_guard_a_task_as_they_guard_a_tool(harness: Harness, broker: Broke
     assert [each.task for each in broker.sent] == ["reports.export"] * 2
     end_task(harness, broker.sent[0], "a secret")
     end_task(harness, broker.sent[1], "harmless")
-    resume(harness, turn)
-    assert tool_results(harness, turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
+    harness.resume(turn)
+    assert harness.results(turn) == ["Error: No charges today.", "Error: The result is withheld.", "harmless"]
 
 
 def test_a_hook_changes_the_arguments_of_a_task_and_its_result(harness: Harness, broker: Broker) -> None:
@@ -429,8 +427,8 @@ def test_a_hook_changes_the_arguments_of_a_task_and_its_result(harness: Harness,
     harness.run(UUID(turn["session_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "parked"
     harness.move(900)
-    resume(harness, turn)
-    assert tool_results(harness, turn)[0] == "READY"
+    harness.resume(turn)
+    assert harness.results(turn)[0] == "READY"
 
 
 def test_a_hook_guards_a_task_that_is_sent_after_a_crash(harness: Harness, broker: Broker) -> None:
@@ -454,8 +452,8 @@ def test_a_result_found_at_the_time_limit_is_cut_to_the_tools_limit(harness: Har
     turn = ask_and_wait(harness, ("short", {}))
     harness.move(TIMEOUT_S + 1)
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="x" * 5_000)
-    resume(harness, turn)
-    assert len(tool_results(harness, turn)[0]) < 200
+    harness.resume(turn)
+    assert len(harness.results(turn)[0]) < 200
 
 
 def test_a_revocation_waits_for_the_broker(harness: Harness, broker: Broker) -> None:
@@ -478,7 +476,7 @@ def test_a_lost_wake_up_is_published_again(harness: Harness, broker: Broker) -> 
     end_task(harness, broker.sent[0])
     harness.waker.away = False
     assert _sessions_swept(harness) == [UUID(turn["session_id"])]
-    assert resume(harness, turn)["attempts"] == 1
+    assert harness.resume(turn)["attempts"] == 1
 
 
 def test_a_message_that_interrupts_ends_the_wait(harness: Harness, broker: Broker) -> None:
@@ -499,7 +497,7 @@ def test_later_messages_of_the_session_wait_for_the_turn(harness: Harness, broke
     second = harness.send("and another")
     assert isinstance(harness.run(second.session_id), NotNeeded)
     end_task(harness, broker.sent[0])
-    resume(harness, turn)
+    harness.resume(turn)
     assert [harness.turn(each)["status"] for each in (UUID(turn["turn_id"]), second.turn_id)] == ["done", "done"]
 
 
@@ -518,5 +516,5 @@ def test_the_user_is_shown_what_the_turn_waits_for(harness: Harness, broker: Bro
     assert "reports_export" in message
     assert delays.look() is None
     end_task(harness, broker.sent[0])
-    resume(harness, turn)
+    harness.resume(turn)
     assert Delays(harness.database, UUID(turn["turn_id"])).look() is None

@@ -63,17 +63,6 @@ def ask_and_wait(harness: Harness, *then: Any, **given: Any) -> tuple[dict[str, 
     return turn, UUID(turn["children"][0]["turn_id"])
 
 
-def again(harness: Harness, turn: dict[str, Any]) -> dict[str, Any]:
-    """Run the session of a turn, and return the turn."""
-    harness.run(UUID(turn["session_id"]))
-    return harness.turn(UUID(turn["turn_id"]))
-
-
-def results(harness: Harness, turn: dict[str, Any]) -> list[str]:
-    """The results of the session's calls, as the model reads them."""
-    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
-
-
 def probe(harness: Harness) -> None:
     """Let a minute pass, and probe as each worker does."""
     harness.move(61)
@@ -99,9 +88,9 @@ def test_an_agent_answers_a_call_in_a_session_of_its_own(delegating: Harness) ->
     assert (asked["status"], asked["parent_turn_id"], asked["metadata"]) == ("done", turn["turn_id"], turn["metadata"])
     assert harness.lines(child) == [("user", TASK), ("assistant", "753 BC.")]
     assert harness.waker.sessions[-1] == UUID(turn["session_id"])
-    done = again(harness, turn)
+    done = harness.resume(turn)
     assert (done["status"], done["reply"]["text"], done["attempts"], done["steps"]) == ("done", "It is old.", 1, 2)
-    assert results(harness, turn) == ["753 BC."]
+    assert harness.results(turn) == ["753 BC."]
     assert (done["usage"]["input_tokens"], done["usage"]["output_tokens"]) == (30, 9)
     row = harness.session(child)
     assert (row.user_id, row.end_requested_at is not None, row.routable) == ("ana", True, False)
@@ -161,8 +150,8 @@ def test_the_answer_is_the_result(delegating: Harness, searcher: Any, line: Any,
     for _ in range(6):
         harness.run(child)
         harness.move(1_000)
-    assert again(harness, turn)["status"] == "done"
-    assert results(harness, turn) == [result]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == [result]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "ended", "too late"])
@@ -184,9 +173,9 @@ def test_a_call_that_is_not_awaited_any_more_is_cancelled(delegating: Harness, h
         request_end(harness.database, UUID(turn["session_id"]), "over")
     else:
         harness.move(TIMEOUT_S + 1)
-    ended = again(harness, turn)
+    ended = harness.resume(turn)
     assert ended["status"] == ("cancelled" if how == "cancelled" else "done")
-    assert results(harness, turn)[0] == ABANDONED if how != "cancelled" else True
+    assert harness.results(turn)[0] == ABANDONED if how != "cancelled" else True
     probe(harness)
     assert harness.turn(child)["status"] == "cancelled"
     probe(harness)
@@ -199,8 +188,8 @@ def test_the_cancellation_of_the_other_agent_is_the_result(delegating: Harness) 
     harness = delegating
     turn, child = ask_and_wait(harness)
     cancel(harness.runtime, child)
-    assert again(harness, turn)["status"] == "done"
-    assert results(harness, turn) == [f"Error: {CANCELLED}"]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == [f"Error: {CANCELLED}"]
 
 
 def test_a_call_that_waits_for_a_person_is_listed_and_decided(delegating: Harness) -> None:
@@ -230,11 +219,11 @@ def test_a_call_that_waits_for_a_person_is_listed_and_decided(delegating: Harnes
     assert (delivery.turn_id, delivery.target) == (child, {"url": reply_url, "approval": True})
     assert harness.waker.deliveries == [delivery.delivery_id]
     probe(harness)
-    assert again(harness, turn)["status"] == "parked"
+    assert harness.resume(turn)["status"] == "parked"
     decide(harness.runtime, child, parse_decision({"call_id": "call_0", "decision": "approve"}))
     harness.run(child)
-    assert again(harness, turn)["status"] == "done"
-    assert results(harness, turn) == ["A coin."]
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == ["A coin."]
     assert [row.turn_id for row in harness.sql("SELECT turn_id FROM deliveries ORDER BY created_at")] == [
         child, UUID(turn["turn_id"]),
     ]  # fmt: skip
@@ -249,7 +238,7 @@ def test_what_the_other_used_counts_against_the_callers_limit(delegating: Harnes
     equip(harness, Agent("searcher", "You search.", model=MODEL), model=MODEL, **limits)
     turn, child = ask_and_wait(harness, says("753 BC."))
     harness.run(child)
-    ended = again(harness, turn)
+    ended = harness.resume(turn)
     assert (ended["status"], ended["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
     assert (ended["usage"]["input_tokens"], ended["usage"]["output_tokens"]) == (20, 7)
     cost = cost_of(harness.database, UUID(turn["turn_id"]), harness.settings, harness.agents)
@@ -277,7 +266,7 @@ def test_a_child_has_no_more_than_its_caller_has_left(delegating: Harness, limit
     assert "of writer" in ended["error"]["message"]
     harness.run(second)
     assert (harness.turn(second)["status"], harness.turn(second)["steps"]) == ("failed", 0)
-    ended = again(harness, turn)
+    ended = harness.resume(turn)
     assert (ended["status"], ended["error"]["code"]) == ("failed", "BUDGET_EXHAUSTED")
     assert len(harness.model.requests) == 3
 
@@ -299,7 +288,7 @@ def test_a_grandchild_has_no_more_than_the_first_caller_has_left(delegating: Har
         harness.run(grandchild)
         assert (harness.turn(grandchild)["status"] == "done") == replied
         harness.run(child)
-        assert (again(harness, turn)["status"] == "done") == replied
+        assert (harness.resume(turn)["status"] == "done") == replied
 
 
 def test_an_agent_that_another_one_asks_cannot_ask_the_user(delegating: Harness) -> None:
@@ -311,7 +300,7 @@ def test_an_agent_that_another_one_asks_cannot_ask_the_user(delegating: Harness)
     harness.run(child)
     assert harness.turn(child)["reply"]["text"] == "Which Rome?"
     assert [text for role, text in harness.lines(child) if role == "tool"] == [f"Error: {UNSEEN}", "sand"]
-    assert again(harness, turn)["reply"]["text"] == "Which Rome do you mean?"
+    assert harness.resume(turn)["reply"]["text"] == "Which Rome do you mean?"
 
 
 def test_delegation_has_a_limit_of_depth(delegating: Harness) -> None:
@@ -325,7 +314,7 @@ def test_delegation_has_a_limit_of_depth(delegating: Harness) -> None:
     harness.run(deepest)
     assert "at most 2 times in a chain" in harness.lines(deepest)[2][1]
     harness.run(child)
-    assert again(harness, turn)["reply"]["text"] == "top"
+    assert harness.resume(turn)["reply"]["text"] == "top"
     assert len(harness.sql("SELECT 1 FROM sessions")) == 3
 
 
@@ -426,7 +415,7 @@ def test_no_message_joins_a_turn_whose_tokens_the_answer_uses_up(delegating: Har
     turn, child = ask_and_wait(harness, says("753 BC."), says("answer to the second"))
     second = harness.send("second", on_busy="steer")
     harness.run(child)
-    assert again(harness, turn)["status"] == "failed"
+    assert harness.resume(turn)["status"] == "failed"
     assert harness.turn(second.turn_id)["reply"]["text"] == "answer to the second"
     harness.check()
 
@@ -448,8 +437,8 @@ def test_a_cancelled_turn_counts_the_tokens_of_the_answer(delegating: Harness) -
     turn, child = ask_and_wait(harness, says("753 BC."))
     harness.run(child)
     cancel(harness.runtime, UUID(turn["turn_id"]))
-    done = again(harness, turn)
-    assert (done["status"], results(harness, turn)) == ("cancelled", ["753 BC."])
+    done = harness.resume(turn)
+    assert (done["status"], harness.results(turn)) == ("cancelled", ["753 BC."])
     answered = harness.turn(child)["usage"]
     assert done["usage"]["input_tokens"] == 10 + answered["input_tokens"]
     assert cost_of(harness.database, child, harness.settings, harness.agents) is None

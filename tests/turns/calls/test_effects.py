@@ -50,10 +50,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _crash(harness: Harness, moment: Any, nth: int) -> UUID:
     """Crash a turn before or after its first or second step commit; returns the session's id.
 
@@ -84,7 +80,7 @@ def test_a_crash_around_each_commit(harness: Harness, bench: Bench, effect: str,
     assert len(bench.ran) == RUNS[effect][point]
     assert len(set(bench.ran)) <= 1, "every attempt at one call has one effect id"
     in_doubt = effect == "unsafe" and point in {1, 2}
-    assert _results(harness) == [UNKNOWN_OUTCOME if in_doubt else f"acted {len(bench.ran)}"]
+    assert harness.results() == [UNKNOWN_OUTCOME if in_doubt else f"acted {len(bench.ran)}"]
     assert harness.lines(session_id)[-1] == ("assistant", "done")
     assert harness.sql("SELECT status FROM tool_effects")[0].status == ("unknown" if in_doubt else "done")
 
@@ -105,7 +101,7 @@ def test_a_call_in_doubt_is_not_decided_while_the_tool_may_still_run(harness: Ha
     second.join(PATIENCE_S)
     assert not second.is_alive(), "the wait ends when the turn is interrupted"
     assert bench.ran == []
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
 
 
 def test_a_clock_set_back_does_not_postpone_the_decision(harness: Harness, bench: Bench) -> None:
@@ -159,7 +155,7 @@ def test_the_probe_of_an_unsafe_tool_settles_its_call(harness: Harness, bench: B
     session_id = _crash(harness, "before", 2)
     harness.move(DECIDED_S)
     harness.run(session_id)
-    (result,) = _results(harness)
+    (result,) = harness.results()
     assert result.startswith(expected)
     assert len(result) <= 32_000
     assert len(bench.ran) == runs
@@ -184,7 +180,7 @@ def test_a_probe_that_hangs_is_abandoned(harness: Harness, bench: Bench) -> None
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
     release.set()
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
 
 
 def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> None:
@@ -208,7 +204,7 @@ def test_a_late_result_is_stored_only_in_the_effects_row(harness: Harness) -> No
     until(lambda: harness.sql(row), "the late result")
     assert tuple(harness.sql(row)[0]) == ("unknown", "transferred after all")
     assert harness.messages(sent.session_id) == before
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
 
 
 @pytest.mark.parametrize("given", ["first", ""])
@@ -242,7 +238,7 @@ def test_a_recorded_call_of_several_is_not_repeated(harness: Harness, given: str
     assert harness.run(sent.session_id) == Ran(1)
     release.set()
     stopped.join(PATIENCE_S)
-    assert _results(harness) == [given, UNKNOWN_OUTCOME]
+    assert harness.results() == [given, UNKNOWN_OUTCOME]
     assert sorted(ran) == ["act 1", "act 2"]
 
 
@@ -255,7 +251,7 @@ def test_a_call_of_a_removed_tool_has_an_unknown_outcome(harness: Harness, bench
     assert isinstance(harness.run(session_id), Unequipped)
     harness.move(harness.settings.turn.unknown_agent_s + 1)
     assert harness.run(session_id) == Ran(1)
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
     assert len(bench.ran) == 1
 
 
@@ -268,7 +264,7 @@ def test_a_refused_call_stays_refused_after_a_crash(harness: Harness, bench: Ben
         harness.run(sent.session_id)
     harness.move(DECIDED_S)
     harness.run(sent.session_id)
-    results = _results(harness)
+    results = harness.results()
     assert results[0].startswith("Error: There is no tool 'fly'")
     assert results[1] == "acted 2"
     assert "not valid JSON" in results[2]
@@ -281,7 +277,7 @@ def test_a_turn_abandoned_in_the_middle_of_its_calls_closes_them(harness: Harnes
     harness.sql("UPDATE sessions SET strikes = 5")
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
     assert bench.ran == []
     turn = harness.sql("SELECT status, error_code FROM turns")[0]
     assert tuple(turn) == ("failed", "BUDGET_EXHAUSTED")
@@ -303,7 +299,7 @@ def test_a_tool_starts_only_under_a_valid_lease(harness: Harness, bench: Bench) 
     with harness.hooked(pause):
         assert harness.run(sent.session_id) == Ran(0)
     assert bench.ran == []
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
 
 
 def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, bench: Bench) -> None:
@@ -318,7 +314,7 @@ def test_a_tool_starts_after_a_pause_without_another_claim(harness: Harness, ben
 
     with harness.hooked(pause):
         assert harness.run(sent.session_id) == Ran(1)
-    assert _results(harness) == ["acted 1"]
+    assert harness.results() == ["acted 1"]
 
 
 @pytest.mark.parametrize("lost", [False, True])

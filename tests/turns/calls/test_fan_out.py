@@ -20,9 +20,7 @@ from perdure.turns.cancel import cancel
 from tests.turns.awaiting import (
     TIMEOUT_S,
     ask_and_wait,
-    resume,
     sweep_again,
-    tool_results,
 )
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness, side_by_side
@@ -57,8 +55,8 @@ def test_a_list_of_arguments_fans_out_and_its_results_keep_the_order(harness: Ha
         task = next(each for each in broker.sent if each.part == number)
         _part_ends(harness, task, f"result {number}", failed=number == 3)
     assert harness.waker.sessions == [UUID(turn["session_id"])]
-    assert resume(harness, turn)["attempts"] == 1
-    [result] = tool_results(harness, turn)
+    assert harness.resume(turn)["attempts"] == 1
+    [result] = harness.results(turn)
     assert json.loads(result) == [
         {"result": "result 0"}, {"result": "one"}, {"result": "result 2"}, {"error": "result 3"},
         {"result": "result 4"},
@@ -69,8 +67,8 @@ def test_results_of_a_list_that_arrive_at_once_are_all_kept(harness: Harness, br
     """Two concurrent results are both stored: each transaction locks the session before it reads the other results."""
     turn = _many(harness, 2)
     side_by_side(*(partial(_part_ends, harness, each) for each in broker.sent))
-    resume(harness, turn)
-    assert json.loads(tool_results(harness, turn)[0]) == [{"result": "made"}] * 2
+    harness.resume(turn)
+    assert json.loads(harness.results(turn)[0]) == [{"result": "made"}] * 2
 
 
 @pytest.mark.parametrize(("effect", "sent_again"), [("idempotent", 2), ("unsafe", 0)])
@@ -94,9 +92,9 @@ def test_a_crash_while_a_list_is_sent(
     for task in broker.sent[:2]:
         _part_ends(harness, task)
     _part_ends(harness, broker.sent[-1])
-    turn = resume(harness, harness.turn(accepted.turn_id))
+    turn = harness.resume(harness.turn(accepted.turn_id))
     assert (turn["status"], len({each.task_id for each in broker.sent})) == ("done", 3)
-    assert json.loads(tool_results(harness, turn)[0]) == [{"result": "made"}] * 3
+    assert json.loads(harness.results(turn)[0]) == [{"result": "made"}] * 3
 
 
 def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Harness, broker: Broker) -> None:
@@ -105,8 +103,8 @@ def test_a_list_that_is_not_done_in_time_keeps_its_finished_results(harness: Har
     first, second = broker.sent
     _part_ends(harness, first, "first")
     harness.move(TIMEOUT_S + 1)
-    resume(harness, turn)
-    shown = json.loads(tool_results(harness, turn)[0])
+    harness.resume(turn)
+    shown = json.loads(harness.results(turn)[0])
     assert [next(iter(each)) for each in shown] == ["result", "unknown", "unknown", "error"]
     sweep_again(harness)
     assert broker.revoked == [second.task_id, broker.sent[2].task_id]
@@ -118,8 +116,8 @@ def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Har
     first, second = broker.sent
     harness.move(TIMEOUT_S + 1)
     broker.states[second.task_id] = TaskEnded(failed=False, value="just in time")
-    resume(harness, turn)
-    shown = json.loads(tool_results(harness, turn)[0])
+    harness.resume(turn)
+    shown = json.loads(harness.results(turn)[0])
     assert [next(iter(each)) for each in shown] == ["unknown", "result"]
     assert shown[1]["result"] == "just in time"
     sweep_again(harness)
@@ -137,8 +135,8 @@ def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) ->
     broker.outcome = TaskSent.YES
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="it ran")
     harness.move(TIMEOUT_S + 1)
-    resume(harness, turn)
-    shown = json.loads(tool_results(harness, turn)[0])
+    harness.resume(turn)
+    shown = json.loads(harness.results(turn)[0])
     assert shown == [{"result": "it ran"}, {"error": "this part was not run."}]
 
 
@@ -157,5 +155,5 @@ def test_a_malformed_list_is_rejected(harness: Harness, broker: Broker, given: d
     """The model reads the error, and no task is sent."""
     harness.equip(celery_tool("reports.export", name="many", max_parallel=2))
     harness.script(calls(("many", given)), says("done"))
-    assert "refused" in tool_results(harness, harness.ask())[0]
+    assert "refused" in harness.results(harness.ask())[0]
     assert broker.sent == []

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -58,10 +57,6 @@ def equipped(harness: Harness, connections: Connections) -> None:
     harness.equip(SERVER)
 
 
-def _results(harness: Harness, turn: dict[str, Any]) -> list[str]:
-    return [text for role, text in harness.lines(UUID(turn["session_id"])) if role == "tool"]
-
-
 def _effects(harness: Harness) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in harness.sql("SELECT tool, effect, status FROM tool_effects ORDER BY position")]
 
@@ -73,7 +68,7 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     turn = harness.ask("What is 2 + 3?")
     assert (turn["status"], turn["reply"]["text"]) == ("done", "It is 5.")
     assert {"local:add", "local:die"} <= {schema.name for schema in harness.model.requests[0].tools}
-    added, refused = _results(harness, turn)
+    added, refused = harness.results(turn)
     assert added == "5"
     assert refused.startswith("Error: There is no tool 'local:subtract'. Available: local:")
     assert _effects(harness) == [("local:add", "pure", "done")]
@@ -103,7 +98,7 @@ def test_tools_of_a_server_that_do_not_fit_are_named_and_found(
     offered = [{each.name for each in request.tools} for request in harness.model.requests]
     assert "search_tools" in offered[0]
     assert ["library:shelf_d7" in each for each in offered] == [False, True, True]
-    assert _results(harness, turn)[1] == "Emma is not on shelf d7 (10)"
+    assert harness.results(turn)[1] == "Emma is not on shelf d7 (10)"
     everything = {f"library:shelf_{each}" for each in SHELVES}
     assert 0 < len(offered[0]) < len(everything)
     assert set(turn["tools_left_out"]) == everything - offered[-1]
@@ -125,7 +120,7 @@ def test_a_call_waits_for_approval_as_declared(harness: Harness) -> None:
     harness.connections = connected
     harness.run(UUID(turn["session_id"]))
 
-    added, key = _results(harness, turn)
+    added, key = harness.results(turn)
     assert added.endswith("\n8")
     [effect] = harness.sql("SELECT effect_id FROM tool_effects WHERE tool = 'local:key'")
     assert key == str(effect.effect_id)
@@ -137,7 +132,7 @@ def test_an_agent_without_connections_has_no_tools_of_servers(harness: Harness) 
     harness.script(calls(("local:add", {"a": 1, "b": 1})), says("I cannot."))
     turn = harness.ask()
     assert turn["reply"]["text"] == "I cannot."
-    assert _results(harness, turn) == ["Error: There is no tool 'local:add'. Available: none."]
+    assert harness.results(turn) == ["Error: There is no tool 'local:add'. Available: none."]
 
 
 @pytest.mark.long
@@ -146,7 +141,7 @@ def test_a_server_that_dies_in_the_middle_of_an_unsafe_call(harness: Harness) ->
     harness.script(calls(("local:die", {})), says("I cannot tell."))
     turn = harness.ask()
     assert (turn["status"], turn["reply"]["text"]) == ("done", "I cannot tell.")
-    [result] = _results(harness, turn)
+    [result] = harness.results(turn)
     assert result.startswith("local:die was called, but there is no answer")
     assert result.endswith(f"\n{UNKNOWN_OUTCOME}")
     assert _effects(harness) == [("local:die", "unsafe", "unknown")]
@@ -171,5 +166,5 @@ def test_a_server_that_dies_in_the_middle_of_a_call_that_may_be_repeated(
     finally:
         harness.connections.close()
         breakers.close()
-    assert _results(harness, turn) == ["done"]
+    assert harness.results(turn) == ["done"]
     assert _effects(harness) == [("local:die_once", "idempotent", "done")]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.turns.awaiting import (
-    tool_results,
-)
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -28,4 +25,4 @@ def test_a_moment_that_cannot_be_waited_for_is_refused(harness: Harness, broker:
     harness.script(calls(("sleep_until", {"moment": moment})), says("done"))
     turn = harness.ask()
     assert turn["status"] == "done"
-    assert why in tool_results(harness, turn)[0]
+    assert why in harness.results(turn)[0]

@@ -25,7 +25,6 @@ from tests.turns.counting import (
     ask_to_count,
     committed_snapshot,
     keep,
-    tool_results,
     woken_sessions,
 )
 from tests.turns.harness import Harness
@@ -56,7 +55,7 @@ def test_a_session_continues_from_each_store(harness: Harness, store: SnapshotSt
     harness.move(AFTER_LEASE_S)
     assert harness.run(session_id) == Ran(1)
     ask_to_count(harness)
-    assert tool_results(harness) == ["1", "2", "3"]
+    assert harness.results() == ["1", "2", "3"]
     found = store.load(session_id)
     assert found is not None
     assert found.version == committed_snapshot(harness, session_id).version == Version(4, 9)

@@ -27,7 +27,6 @@ from tests.turns.counting import (
     add,
     ask_to_count,
     committed_snapshot,
-    tool_results,
     woken_sessions,
 )
 from tests.turns.harness import Crash, Harness
@@ -206,7 +205,7 @@ def test_a_crash_around_saving(harness: Harness, spy: Spy, moment: Moment, name:
     assert found is not None
     assert found.version == committed_snapshot(harness, sent.session_id).version
     ask_to_count(harness)
-    assert tool_results(harness) == ["1", "2"]
+    assert harness.results() == ["1", "2"]
     assert not spy.kept_aside(sent.session_id)
 
 
@@ -272,7 +271,7 @@ def test_variables_come_from_the_store_if_its_snapshot_is_current(harness: Harne
     assert found is not None
     spy.save(replace(found.snapshot, memory=replace(found.snapshot.memory, working_variables={"n": 40})), found.token)
     ask_to_count(harness)
-    assert tool_results(harness)[-1] == "41"
+    assert harness.results()[-1] == "41"
 
 
 @pytest.mark.parametrize("version", [Version(1, 2), Version(1, 4), Version(9, 9)])
@@ -287,7 +286,7 @@ def test_a_snapshot_of_another_commit_is_set_aside_and_reported(
     memory = replace(found.snapshot.memory, working_variables={"n": 70})
     spy.save(replace(found.snapshot, tick_index=version.tick, memory=memory), version.token)
     assert ask_to_count(harness)["status"] == "done"
-    assert tool_results(harness)[-1] == "2"
+    assert harness.results()[-1] == "2"
     assert spy.kept_aside(session_id)
     assert f"it is of {version}; the committed one is of token 1, tick 3" in caplog.text
     assert spy.saved[-1] == committed_snapshot(harness, session_id).version
@@ -298,7 +297,7 @@ def test_a_missing_snapshot_is_rebuilt(harness: Harness, spy: Spy, caplog: pytes
     session_id = UUID(ask_to_count(harness)["session_id"])
     spy.delete(session_id)
     ask_to_count(harness)
-    assert tool_results(harness)[-1] == "2"
+    assert harness.results()[-1] == "2"
     assert "has no snapshot in spy://" in caplog.text
 
 
@@ -311,7 +310,7 @@ def test_a_crashed_turn_continues_from_its_own_steps(harness: Harness, spy: Spy)
         harness.run(session_id)
     harness.move(AFTER_LEASE_S)
     assert harness.run(session_id) == Ran(1)
-    assert tool_results(harness) == ["1", "2", "3"]
+    assert harness.results() == ["1", "2", "3"]
     assert not spy.kept_aside(session_id)
 
 
@@ -321,7 +320,7 @@ def test_a_store_that_cannot_be_read_stops_no_turn(harness: Harness, spy: Spy, e
     ask_to_count(harness)
     spy.trouble = {"load": lambda _: error}
     assert ask_to_count(harness)["status"] == "done"
-    assert tool_results(harness) == ["1", "2"]
+    assert harness.results() == ["1", "2"]
 
 
 def test_a_database_older_than_its_snapshots_recovers(harness: Harness, spy: Spy) -> None:
@@ -384,4 +383,4 @@ def test_snapshots_are_deleted_in_both_places(harness: Harness, spy: Spy) -> Non
     assert spy.load(session_id) is None
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
     ask_to_count(harness)
-    assert tool_results(harness)[-1] == "1"
+    assert harness.results()[-1] == "1"

@@ -50,10 +50,6 @@ def endless() -> str:
     return "x" * 10_000_000
 
 
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _answers_the_next_message(harness: Harness) -> None:
     """Check that the session answers its next message."""
     harness.script(says("still here"))
@@ -107,7 +103,7 @@ def test_calls_of_one_reply_run_concurrently_with_results_in_order(harness: Harn
     harness.equip(meet)
     harness.script(calls(*[("meet", {"number": number}) for number in range(4)]), says("met"))
     assert harness.ask()["status"] == "done"
-    assert _results(harness) == ["0", "1", "2", "3"]
+    assert harness.results() == ["0", "1", "2", "3"]
 
 
 BAD_CALLS: dict[str, tuple[tuple[str, Any], str]] = {
@@ -134,7 +130,7 @@ def test_the_error_of_a_call_is_returned_to_the_model(harness: Harness, case: st
     harness.equip(double, repeat, broken, refusing, endless)
     harness.script(calls(wanted), says("I see."))
     assert harness.ask()["reply"]["text"] == "I see."
-    (result,) = _results(harness)
+    (result,) = harness.results()
     assert result.startswith("Error: ")
     assert expected in result
     assert "second line" not in result
@@ -147,7 +143,7 @@ def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
     harness.equip(repeat)
     harness.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
     harness.ask()
-    for result in _results(harness):
+    for result in harness.results():
         assert (result if isinstance(given, str) else json.loads(result)) == given
     _answers_the_next_message(harness)
 
@@ -157,7 +153,7 @@ def test_a_result_of_ten_megabytes_is_cut(harness: Harness) -> None:
     harness.equip(endless)
     harness.script(calls(("endless", {})), says("long"))
     assert harness.ask()["status"] == "done"
-    (result,) = _results(harness)
+    (result,) = harness.results()
     assert len(result) <= 32_000
     assert "10,000,000 characters in all" in result
     _answers_the_next_message(harness)
@@ -169,7 +165,7 @@ def test_many_calls_at_once(harness: Harness, number: int) -> None:
     harness.equip(double)
     harness.script(calls(*[("double", {"number": each}) for each in range(number)]), says("done"))
     assert harness.ask()["status"] == "done"
-    results = _results(harness)
+    results = harness.results()
     assert len(results) == number
     assert results[:MAX_CALLS] == [str(2 * each) for each in range(min(number, MAX_CALLS))]
     assert all("at most 32 calls" in each for each in results[MAX_CALLS:])
@@ -187,7 +183,7 @@ def test_the_same_call_id_twice(harness: Harness) -> None:
         says("done"),
     )
     assert harness.ask()["status"] == "done"
-    assert _results(harness) == ["2", "4", "6", "8"]
+    assert harness.results() == ["2", "4", "6", "8"]
     _answers_the_next_message(harness)
 
 
@@ -238,7 +234,7 @@ def test_an_error_in_the_second_step_keeps_the_first(harness: Harness) -> None:
     turn = harness.ask("double")
     assert (turn["status"], turn["steps"]) == ("failed", 1)
     assert turn["usage"] == {**UNREPORTED, "input_tokens": 10, "output_tokens": 5}
-    assert _results(harness) == ["8"]
+    assert harness.results() == ["8"]
     _answers_the_next_message(harness)
 
 
@@ -249,7 +245,7 @@ def test_too_many_steps(harness: Harness) -> None:
     turn = harness.ask()
     assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "BUDGET_EXHAUSTED", 3)
     assert "3 steps" in turn["reply"]["text"]
-    assert _results(harness) == ["0", "2", "4"]
+    assert harness.results() == ["0", "2", "4"]
     _answers_the_next_message(harness)
 
 
@@ -326,7 +322,7 @@ def test_a_repeatable_tool_that_hangs_is_run_once_more(harness: Harness, effect:
     assert harness.ask()["status"] == "done"
     release.set()
     assert len(begun) == 2
-    assert _results(harness) == ["Error: hang did not finish within 30 s."]
+    assert harness.results() == ["Error: hang did not finish within 30 s."]
     _answers_the_next_message(harness)
 
 
@@ -348,7 +344,7 @@ def test_a_repeatable_tool_that_hangs_once_gives_its_result(harness: Harness) ->
     harness.script(calls(("hang_once", {})), says("I see."))
     harness.ask()
     release.set()
-    assert _results(harness) == ["run 2"]
+    assert harness.results() == ["run 2"]
 
 
 def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
@@ -367,7 +363,7 @@ def test_an_unsafe_tool_that_hangs_is_not_repeated(harness: Harness) -> None:
     harness.equip(transfer)
     harness.script(calls(("transfer", {})), says("I see."))
     harness.ask()
-    assert _results(harness) == [UNKNOWN_OUTCOME]
+    assert harness.results() == [UNKNOWN_OUTCOME]
     release.set()
     assert begun == [1]
     _answers_the_next_message(harness)
@@ -401,7 +397,7 @@ def test_a_result_that_came_in_time_counts_while_another_call_hangs(harness: Har
     harness.equip(hang, transfer)
     harness.script(calls(*[("transfer", {})] * 3, ("hang", {})), says("I see."))
     harness.ask()
-    assert _results(harness) == [*["transferred"] * 3, "second"]
+    assert harness.results() == [*["transferred"] * 3, "second"]
     release.set()
 
 
@@ -434,7 +430,7 @@ def test_a_result_that_came_in_time_counts_while_it_is_recorded(harness: Harness
     harness.script(calls(("note", {}), ("transfer", {})), says("I see."))
     with harness.hooked(late):
         harness.ask()
-    assert _results(harness) == ["noted", "transferred"]
+    assert harness.results() == ["noted", "transferred"]
 
 
 def test_a_tool_knows_on_whose_behalf_it_runs(harness: Harness) -> None:

@@ -48,15 +48,11 @@ def variables(harness: Harness, session_id: UUID) -> Any:
     return None if found is None else dict(found.snapshot.memory.working_variables)
 
 
-def _results(harness: Harness) -> list[str]:
-    return [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool' ORDER BY seq")]
-
-
 def _seen(harness: Harness) -> Any:
     """The variables that a tool reads in a new turn."""
     harness.script(calls(("get", {})), says("seen"))
     harness.ask("show them")
-    return json.loads(_results(harness)[-1])
+    return json.loads(harness.results()[-1])
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +82,7 @@ def test_a_crash_loses_a_change_and_its_result_together(harness: Harness, moment
     if moment == "before" and nth == 3:  # the model's second reply was not committed, so the model is asked again
         harness.script(calls(("add", {"name": "n"})), says("two"))
     assert harness.run(sent.session_id) == Ran(1)
-    assert _results(harness) == ["1", "2"]
+    assert harness.results() == ["1", "2"]
     assert variables(harness, sent.session_id) == {"n": 2}
 
 
@@ -94,7 +90,7 @@ def test_concurrent_calls_share_one_set(harness: Harness) -> None:
     """Twenty concurrent increments of one variable are all kept."""
     harness.script(calls(*[("add", {"name": "n"}) for _ in range(20)]), says("added"))
     turn = harness.ask()
-    assert sorted(map(int, _results(harness))) == list(range(1, 21))
+    assert sorted(map(int, harness.results())) == list(range(1, 21))
     assert variables(harness, UUID(turn["session_id"])) == {"n": 20}
 
 
@@ -113,7 +109,7 @@ def test_changes_of_recorded_calls_survive_a_crash(harness: Harness) -> None:
     session_id = _crashed_after_recording(harness)
     harness.move(DECIDED_S)
     assert harness.run(session_id) == Ran(1)
-    assert _results(harness) == ["1", "set"]
+    assert harness.results() == ["1", "set"]
     assert variables(harness, session_id) == {"n": 1, "b": [1.0]}
     assert harness.sql("SELECT 1 FROM tool_effects WHERE variables IS NOT NULL") == []
 
@@ -129,7 +125,7 @@ def test_ending_a_turn_commits_the_changes_of_its_closed_calls(harness: Harness,
         cancel(harness.runtime, harness.sql("SELECT turn_id FROM turns")[0].turn_id)
         harness.run(session_id)
     assert variables(harness, session_id) == {"n": 1, "b": [1.0]}
-    assert _results(harness) == ["1", "set"]
+    assert harness.results() == ["1", "set"]
 
 
 def test_committed_changes_stay_when_the_turn_fails(harness: Harness) -> None:
@@ -167,7 +163,7 @@ def test_a_refused_change_is_reported_to_the_model(harness: Harness) -> None:
         says("I see"),
     )
     turn = harness.ask()
-    assert "at most 65,536 may be kept" in _results(harness)[1]
+    assert "at most 65,536 may be kept" in harness.results()[1]
     assert variables(harness, UUID(turn["session_id"])) == {"n": 1}
 
 
