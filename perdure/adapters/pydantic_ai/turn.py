@@ -59,7 +59,7 @@ from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.files import ResultFiles
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
-from perdure.adapters.pydantic_ai.units import CODEC, Body, continued, current
+from perdure.adapters.pydantic_ai.units import CODEC, Asked, Body, continued, current
 from perdure.errors import (
     BudgetExhausted,
     ContentFiltered,
@@ -358,14 +358,7 @@ class AdaptedTurn(Turn):
             log.exception("turn %s: the function deps of its agent failed", self._row.turn_id)
             raise _Rejected(GuardRejected("A guard of this installation refused this.")) from error
 
-    async def request_model(
-        self,
-        body: Body,
-        messages: Sequence[ModelMessage],
-        settings: ModelSettings | None,
-        parameters: ModelRequestParameters,
-        context: RunContext[Any],
-    ) -> Any:
+    async def request_model(self, body: Body, asked: Asked) -> Any:
         """Run one model request; see `units.Run`."""
         present = contextvars.copy_context()
 
@@ -373,7 +366,7 @@ class AdaptedTurn(Turn):
             return await body()
 
         def request() -> Any:
-            return self._request(lambda: Running(answer, present), messages, settings, parameters, context)
+            return self._request(lambda: Running(answer, present), asked)
 
         try:
             found = await self._thread.do(request)
@@ -478,24 +471,17 @@ class AdaptedTurn(Turn):
 
     # --- the jobs, in the turn's thread -----------------------------------------------------
 
-    def _request(
-        self,
-        start: Callable[[], Running[Any]],
-        messages: Sequence[ModelMessage],
-        settings: ModelSettings | None,
-        parameters: ModelRequestParameters,
-        context: RunContext[Any],
-    ) -> Any:
+    def _request(self, start: Callable[[], Running[Any]], asked: Asked) -> Any:
         """Commit what came before, and call the model. Returns the model's error, if it failed."""
-        self._close_round(context, parameters)
+        model_id = _model_id(asked.context)
+        self._close_round(asked)
         if self._why_stop() is not None:
             raise Interrupted
         if self._budget.is_set:
-            self._reserve(messages, settings, parameters)
+            self._reserve(asked)
         try:
             payload = self._screened(
-                lambda: self._respond(start, messages, settings, parameters, context),
-                lambda found: self._read_reply(found, _model_id(context))[2],
+                lambda: self._respond(start, asked), lambda found: self._read_reply(found, model_id)[2]
             )
         except (CallAborted, Interrupted, LeaseLost, Refused):
             raise
@@ -503,8 +489,8 @@ class AdaptedTurn(Turn):
             raised = errors.as_raised(error)
             self._model_error = raised, error
             return raised
-        self._note(messages, settings, parameters)
-        self._answer = answer = _Answer(payload, parameters, _model_id(context), context.run_step)
+        self._note(asked)
+        self._answer = answer = _Answer(payload, asked.parameters, model_id, asked.context.run_step)
         made, self._pending = self._reply(answer)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
@@ -523,26 +509,24 @@ class AdaptedTurn(Turn):
         self._commit_calls(answer)
         self._tenure.step_within(self._timeout_s)
 
-    def _reserve(
-        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
-    ) -> None:
+    def _reserve(self, asked: Asked) -> None:
         """Reserve what the request may cost.
 
         Raises:
             BudgetExhausted: the request may exceed a budget.
             _Cheaper: it may, and a cheaper model is configured.
         """
-        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        requests = [each for each in asked.messages if isinstance(each, ModelRequest)]
         texts = [each.instructions or "" for each in requests[-1:]]
         texts += [messages.system_text(part) for each in requests for part in each.parts]
         texts += [
             f"{each.name} {each.description} {json.dumps(each.parameters_json_schema)}"
-            for each in (*parameters.function_tools, *parameters.output_tools)
+            for each in (*asked.parameters.function_tools, *asked.parameters.output_tools)
         ]
         said = sum(entry.token_count for turn in self.transcript.turns for entry in turn)
         try:
             self._budget.reserve(
-                self._asked, said + sum(map(estimate_tokens, texts)), (settings or {}).get("max_tokens")
+                self._asked, said + sum(map(estimate_tokens, texts)), (asked.settings or {}).get("max_tokens")
             )
         except BudgetExhausted as error:
             cheaper = self._runtime.settings.budget.cheaper_model
@@ -551,20 +535,18 @@ class AdaptedTurn(Turn):
             log.info("turn %s: the model %s answers: %s", self._row.turn_id, cheaper, error.message)
             raise _Cheaper from error
 
-    def _note(
-        self, prompt: Sequence[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
-    ) -> None:
+    def _note(self, asked: Asked) -> None:
         """Make the record of the prompt. Of the instructions, only their digest is known."""
         transcript, budget = self.transcript, turns_budget(self._limits)
-        requests = [each for each in prompt if isinstance(each, ModelRequest)]
+        requests = [each for each in asked.messages if isinstance(each, ModelRequest)]
         texts = [part.content for each in requests for part in each.parts if isinstance(part, SystemPromptPart)]
         texts += [each.instructions or "" for each in requests[-1:]]
         earlier = fitting_entries(transcript, budget).earlier
         made = record.of_call(
-            self._agent, self._model_name, settings or {},
+            self._agent, self._model_name, asked.settings or {},
             instructions=record.of_instructions("\n\n".join(texts), None),
             parts=() if self._built is None else self._built.parts, earlier=earlier, budget=budget,
-            tools=[schema_of(each) for each in (*parameters.function_tools, *parameters.output_tools)],
+            tools=[schema_of(each) for each in (*asked.parameters.function_tools, *asked.parameters.output_tools)],
             is_noted=self._built is not None,
         )  # fmt: skip
         self._record, self._last_record = record.shortened(made, self._last_record), made
@@ -578,14 +560,7 @@ class AdaptedTurn(Turn):
         self.streams = False
         self._lesson = Lesson(runtime.windows, endpoints.canonical(cheaper, runtime.settings))
 
-    def _respond(
-        self,
-        start: Callable[[], Running[Any]],
-        messages: Sequence[ModelMessage],
-        settings: ModelSettings | None,
-        parameters: ModelRequestParameters,
-        context: RunContext[Any],
-    ) -> Any:
+    def _respond(self, start: Callable[[], Running[Any]], asked: Asked) -> Any:
         """Call the model within the turn's time limit; returns the response as JSON values."""
         runtime = self._runtime
         self._called_at_s = self._tenure.spent_s
@@ -593,11 +568,13 @@ class AdaptedTurn(Turn):
         call = ModelCall(runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
-        model = _unwrapped(context.model)
+        model, model_id = _unwrapped(asked.context.model), _model_id(asked.context)
         with self._tenure.calling(call), self._guards.over(call):
             if isinstance(model, OwnModel):
                 try:
-                    request = model.prompt(messages, settings, parameters, str(self._tenure.session_id))
+                    request = model.prompt(
+                        asked.messages, asked.settings, asked.parameters, str(self._tenure.session_id)
+                    )
                     reply = model.own.respond(request, call)
                 except ContextTooLong:
                     self._lesson.refused(size_of_request(request))
@@ -622,9 +599,9 @@ class AdaptedTurn(Turn):
                     )
 
                 if runtime.breakers is None:
-                    return self._measured(attempts, _model_id(context))
+                    return self._measured(attempts, model_id)
                 breaker = runtime.breakers.get(f"llm:{self._model_name}")
-                return self._measured(lambda: breaker.execute(attempts, part.remaining()), _model_id(context))
+                return self._measured(lambda: breaker.execute(attempts, part.remaining()), model_id)
 
     def _measured(self, call: Callable[[], Any], model_id: str | None) -> Any:
         measures, clock, settings = self._runtime.measures, self._runtime.clock, self._runtime.settings
@@ -660,7 +637,7 @@ class AdaptedTurn(Turn):
         finally:
             self._call, self._body = None, None
 
-    def _close_round(self, context: RunContext[Any], parameters: ModelRequestParameters) -> None:
+    def _close_round(self, asked: Asked) -> None:
         """Commit the results of the open calls, or the reply that the agent rejected.
 
         A reply that a hook dropped (`RetryModelRequest`) is no message of the run, so it is not stored. Nor is one that
@@ -669,17 +646,19 @@ class AdaptedTurn(Turn):
         Raises:
             _Steered: messages joined the turn.
         """
-        if self._answer is not None and self._answer.run_step == context.run_step:
+        if self._answer is not None and self._answer.run_step == asked.context.run_step:
             goes_on = self._answer.response.state == "suspended"
             self._paused = [*self._paused, *self._answer.response.parts] if goes_on else []
             self._dropped = None if self._pending is None else self._pending.usage
             self._pending = self._answer = None
             if not goes_on:
                 self._text.rewind()
-        lacking = None if self._calls is None else self._calls.lacks({each.name for each in parameters.function_tools})
+        lacking = (
+            None if self._calls is None else self._calls.lacks({each.name for each in asked.parameters.function_tools})
+        )
         if lacking is not None and not self._tenure.overdue:
             raise _Lacks(f"the tool {lacking!r} of the agent {self._agent.name!r}")
-        entries, results = self._round(messages.last_requests(context.messages), context.usage)
+        entries, results = self._round(messages.last_requests(asked.context.messages), asked.context.usage)
         if entries:
             committed = self._commit_round(Step([*self.transcript.uncommitted, *entries], results=results))
             if committed.joined:

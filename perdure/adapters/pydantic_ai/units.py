@@ -83,6 +83,16 @@ class _Codec(DurabilityCodec):
 CODEC: DurabilityCodec = _Codec()
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a run asks its model, and the run's context."""
+
+    messages: Sequence[ModelMessage]
+    settings: ModelSettings | None
+    parameters: ModelRequestParameters
+    context: RunContext[Any]
+
+
 class Run(Protocol):
     """The run of an agent in a turn, as the capability sees it. All methods are called on the event loop."""
 
@@ -91,14 +101,7 @@ class Run(Protocol):
     prompt: str | list[UserContent] | None
     """What the user asked in the turn, also if the history of the run has it already."""
 
-    async def request_model(
-        self,
-        body: Body,
-        messages: Sequence[ModelMessage],
-        settings: ModelSettings | None,
-        parameters: ModelRequestParameters,
-        context: RunContext[Any],
-    ) -> Any:
+    async def request_model(self, body: Body, asked: Asked) -> Any:
         """Run one model request; returns the response as JSON values."""
         ...
 
@@ -145,8 +148,7 @@ class _Backend(JournalCallableOperationBackend[None]):
         del name, config
         run = current.get()
         if run is not None and isinstance(operation_id, ModelRequestId):
-            _, messages, settings, parameters, context = cache_key
-            return await run.request_model(body, messages, settings, parameters, context)
+            return await run.request_model(body, Asked(*cache_key[1:]))
         if run is not None and isinstance(operation_id, ToolsetCallToolId):
             _, arguments, context, tool = cache_key
             definition = getattr(tool, "tool_def", tool)
