@@ -313,26 +313,21 @@ class Runner:
         else:
             variables = hydrate(runtime, tenure)
             turn = self._begin(tenure, transcript, variables)
-            if isinstance(turn, Lacking):
-                return self._leaving.leave(tenure, turn)
             while True:
-                outcome = turn if isinstance(turn, Cancelled | Failed) else turn.run()
-                if isinstance(outcome, HandedOver):
-                    row = tenure.at_hand
-                    turn = self._begin(tenure, transcript, variables)
-                    if isinstance(turn, Lacking):
-                        return self._leaving.leave(tenure, turn)
-                    continue
+                outcome = turn.run() if isinstance(turn, Turn) else turn
                 if isinstance(outcome, Ending):
                     break
+                if isinstance(outcome, HandedOver):
+                    row, turn = tenure.at_hand, self._begin(tenure, transcript, variables)
+                    continue
                 left = self._leaving.leave(tenure, outcome)
                 if not left.turn_continues:
-                    if not isinstance(turn, Cancelled | Failed):
+                    if isinstance(turn, Turn):
                         turn.announce(outcome)
                     return left
             log_failure(row, outcome)
             keep_received(runtime.database, row, outcome)
-            case_ids = () if isinstance(turn, Cancelled | Failed) else turn.case_ids
+            case_ids = turn.case_ids if isinstance(turn, Turn) else ()
             ending = render_error(runtime.agents, row, outcome)
             screens = runtime.agents.screens(row.agent)
             verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids, screens=screens)
