@@ -60,3 +60,8 @@ class MovedClock:
 
     def monotonic(self) -> float:
         return time.monotonic() + self._offset.total_seconds()
+
+
+def iso(at: datetime | None) -> str | None:
+    """The instant in ISO 8601, as a member of JSON; `None` stays `None`."""
+    return None if at is None else at.isoformat()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import assert_never
-from uuid import UUID
 
-from perdure.errors import InvalidRequest
 from perdure.memory.consolidation.consolidate import (
     Consolidated,
     ConsolidationFailed,
@@ -20,6 +18,7 @@ from perdure.memory.decay import decay as decay_all
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
 from perdure.tasks.process import Process
+from perdure.tasks.sessions import session_id_of
 from perdure.tasks.task import PerdureTask, declare
 from perdure.tasks.timetable import ScheduledTask
 
@@ -40,7 +39,7 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
 
     If this process already runs `CONSOLIDATIONS` of these tasks, the sweeper publishes the task again.
     """
-    wanted = _id(session_id)
+    wanted = session_id_of(session_id)
     if not self.process.consolidations.acquire(blocking=False):
         return
     try:
@@ -93,10 +92,3 @@ def consolidator(process: Process) -> Consolidator:
 
 def _report(progress: Progress) -> None:
     log.info("consolidating: %d of %d sessions", progress.done, progress.total)
-
-
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest("session_id: must be a UUID.") from None

@@ -28,7 +28,7 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     A session with unsettled turns ends after its last turn is settled. If this process is already
     ending `ENDINGS` sessions, the sweeper wakes the session again later.
     """
-    wanted = _id(session_id)
+    wanted = session_id_of(session_id)
     if reason is not None:
         requested = request_end(self.process.runtime.database, wanted, parse_reason(reason))
         if not requested.may_end:
@@ -88,7 +88,12 @@ def _clean(runtime: Runtime, session_id: UUID, fence: Fence) -> None:
         delete_snapshots(runtime.database, runtime.snapshots, session_id)
 
 
-def _id(text: str) -> UUID:
+def session_id_of(text: str) -> UUID:
+    """The id of a session that is an argument of a task.
+
+    Raises:
+        InvalidRequest: it is no UUID.
+    """
     try:
         return UUID(text)
     except (ValueError, AttributeError, TypeError):

@@ -18,7 +18,7 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey, author_of, tenant_of
 from perdure.casebank import COMMON, queries, vectors
 from perdure.casebank.archive import restore, warn_of_archived
-from perdure.clock import Clock
+from perdure.clock import Clock, iso
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest, NotFound
 from perdure.ids import new_id
@@ -232,12 +232,12 @@ def case_as_json(row: Row[Any]) -> dict[str, Any]:
         "tenant": tenant_of(row.user_id),
         "user_id": author_of(row.user_id),
         "bank": row.bank,
-        "shared_at": _text(row.shared_at),
+        "shared_at": iso(row.shared_at),
         "usage_count": row.usage_count,
         "success_rate": row.success_rate,
-        "last_accessed_at": _text(row.last_accessed_at),
+        "last_accessed_at": iso(row.last_accessed_at),
         "status": row.status,
-        "created_at": _text(row.created_at),
+        "created_at": iso(row.created_at),
         "review": row.review,
     }
 
@@ -252,12 +252,8 @@ def _event(row: Row[Any]) -> dict[str, Any]:
         "reason": row.reason,
         "details": row.details,
         "run_id": None if row.run_id is None else str(row.run_id),
-        "at": _text(row.at),
+        "at": iso(row.at),
     }
-
-
-def _text(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
 
 
 def _check_readers(case: NewCase) -> None:

@@ -21,6 +21,7 @@ from perdure.access.tenants import UserKey, author_of, everybodys, tenant_of
 from perdure.casebank import COMMON, queries, search_queries, vectors
 from perdure.casebank.archive import warn_of_archived
 from perdure.casebank.search_queries import SearchScope
+from perdure.clock import iso
 from perdure.database import indexes
 from perdure.database.engine import Database, Statement
 
@@ -208,5 +209,5 @@ def _found(row: Row[Any]) -> FoundCase:
         row.similarity,
         None if row.user_id is None else UserKey(row.user_id),
         row.bank,
-        None if row.shared_at is None else row.shared_at.isoformat(),
+        iso(row.shared_at),
     )

@@ -17,6 +17,7 @@ from sqlalchemy import Row
 from perdure.access.tenants import UserKey, author_of, everybodys, line_tenant, tenant_of, user_key
 from perdure.casebank import COMMON, queries
 from perdure.casebank.cases import NewCase, add
+from perdure.clock import iso
 from perdure.database.engine import Executor
 from perdure.errors import InvalidRequest
 from perdure.text.untrusted import load_object, member_path, what_is_wrong
@@ -131,8 +132,8 @@ def _line(row: Row[Any]) -> dict[str, Any]:
         "tenant": tenant_of(row.user_id),
         "user_id": author_of(row.user_id),
         "bank": None if row.bank == COMMON else row.bank,
-        "shared_at": None if row.shared_at is None else row.shared_at.isoformat(),
-        "last_accessed_at": None if row.last_accessed_at is None else row.last_accessed_at.isoformat(),
+        "shared_at": iso(row.shared_at),
+        "last_accessed_at": iso(row.last_accessed_at),
     }
     return {
         "case_id": row.case_id,

@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from perdure.files.kinds import IMAGES, PDF, TEXTS
 from perdure.text.tokens import BYTES_PER_TOKEN
-from perdure.text.untrusted import STORABLE_PATTERN, first_line, is_storable
+from perdure.text.untrusted import STORABLE_PATTERN, checked_storable, first_line
 
 MAX_FILES = 20
 """The most files of a message."""
@@ -45,13 +45,9 @@ _ONE_SOURCE: list[JsonValue] = [
 ]
 
 
-def _storable(value: str) -> str:
-    if not is_storable(value):
-        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
-    return value
-
-
-_Text = Annotated[str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(_storable)]
+_Text = Annotated[
+    str, Field(strict=True, json_schema_extra={"pattern": STORABLE_PATTERN}), AfterValidator(checked_storable)
+]
 
 
 class TextPart(BaseModel):

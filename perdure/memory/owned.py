@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.access.tenants import UserKey
-from perdure.clock import Clock
+from perdure.clock import Clock, iso
 from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, NotFound
 from perdure.ids import new_id
@@ -230,6 +230,6 @@ def _body(row: Any) -> dict[str, Any]:
         "attribute": row.attribute,
         "importance": row.importance,
         "valid_from": row.valid_from.isoformat(),
-        "valid_until": None if row.valid_to is None else row.valid_to.isoformat(),
+        "valid_until": iso(row.valid_to),
         "message_ids": list(row.message_ids),
     }

@@ -46,6 +46,17 @@ def is_storable(text: str) -> bool:
     return "\x00" not in text
 
 
+def checked_storable(text: str) -> str:
+    """`text`, for a validator of pydantic.
+
+    Raises:
+        ValueError: PostgreSQL cannot store it.
+    """
+    if not is_storable(text):
+        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
+    return text
+
+
 STORABLE_PATTERN = r"^[^\u0000]*$"
 """A JSON Schema pattern for storable text: it excludes NUL. Valid Unicode text has no lone surrogates."""
 

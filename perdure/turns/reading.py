@@ -20,6 +20,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey, decider_of
+from perdure.clock import iso
 from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
 from perdure.errors import BudgetExhausted, NotFound, TurnCancelled, Unavailable
@@ -86,9 +87,9 @@ def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
         "pending_approvals": [],
         "pending_calls": [],
         "decisions": [],
-        "accepted_at": _instant(row.accepted_at),
+        "accepted_at": iso(row.accepted_at),
         "started_at": None,
-        "settled_at": _instant(row.settled_at),
+        "settled_at": iso(row.settled_at),
         **_metadata(row.message.get("metadata")),
     }
 
@@ -190,9 +191,9 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "pending_calls": _calls(row.pending_calls),
         "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
         "waiting_for": None if row.waiting_for is None else _waiting_for(row.waiting_for),
-        "accepted_at": _instant(row.accepted_at),
-        "started_at": _instant(row.started_at),
-        "settled_at": _instant(row.settled_at),
+        "accepted_at": iso(row.accepted_at),
+        "started_at": iso(row.started_at),
+        "settled_at": iso(row.settled_at),
         **({} if row.tools_left_out is None else {"tools_left_out": row.tools_left_out}),
         **({} if row.parent_turn_id is None else {"parent_turn_id": str(row.parent_turn_id)}),
         **({} if row.children is None else {"children": row.children}),
@@ -247,7 +248,7 @@ def _delay(row: Row[Any]) -> dict[str, str | None] | None:
     if row.error_code is None or row.steps != row.steps_when_parked:
         return None
     message = OVER_BUDGET if row.error_code == BudgetExhausted.code else DELAYED
-    return {"code": row.error_code, "message": message, "until": _instant(row.not_before)}
+    return {"code": row.error_code, "message": message, "until": iso(row.not_before)}
 
 
 def delay_message(turn: Mapping[str, Any]) -> str | None:
@@ -276,10 +277,6 @@ class Delays:
         message = delay_message(read_turn(self._executor, self._turn_id))
         reported, self._reported = self._reported, message is not None
         return None if reported else message
-
-
-def _instant(value: datetime | None) -> str | None:
-    return None if value is None else value.isoformat()
 
 
 class SettlementWatch:

@@ -21,6 +21,7 @@ from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey, tenant_of, user_of
 from perdure.agents import Agent
+from perdure.clock import iso
 from perdure.database.engine import Statement
 from perdure.errors import Conflict, NotFound
 from perdure.models.protocol import Role
@@ -123,7 +124,7 @@ def record(runtime: Runtime, turn_id: UUID) -> dict[str, Any]:
         "channel": turn.channel,
         "previous_channel": turn.before.channel,
         "metadata": dict(turn.metadata),
-        "started_at": None if turn.started_at is None else turn.started_at.isoformat(),
+        "started_at": iso(turn.started_at),
         "timezone": turn.zone(runtime.settings.timezone).key,
         "status": body["status"],
         "reply": body["reply"],

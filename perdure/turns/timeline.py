@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from perdure.access.tenants import decider_of
+from perdure.clock import iso
 from perdure.database.engine import Executor, Statement
 from perdure.errors import NotFound
 
@@ -91,11 +92,11 @@ def read_timeline(executor: Executor, turn_id: UUID) -> dict[str, Any]:
         "attempt_error": turn.attempt_error,
         "error_code": turn.error_code,
         "held_by": turn.held_by,
-        "accepted_at": _instant(turn.accepted_at),
-        "started_at": _instant(turn.started_at),
-        "cancel_requested_at": _instant(turn.cancel_requested_at),
-        "settled_at": _instant(turn.settled_at),
-        "now": _instant(turn.now),
+        "accepted_at": iso(turn.accepted_at),
+        "started_at": iso(turn.started_at),
+        "cancel_requested_at": iso(turn.cancel_requested_at),
+        "settled_at": iso(turn.settled_at),
+        "now": iso(turn.now),
         "takeovers": turn.takeovers or [],
         "steps": [_step(number, row) for number, row in enumerate(steps, start=1)],
         "calls": [_call(row) for row in executor.run(CALLS, given)],
@@ -105,8 +106,8 @@ def read_timeline(executor: Executor, turn_id: UUID) -> dict[str, Any]:
                 "status": row.status,
                 "attempts": row.attempts,
                 "asks": row.asks,
-                "created_at": _instant(row.created_at),
-                "delivered_at": _instant(row.delivered_at),
+                "created_at": iso(row.created_at),
+                "delivered_at": iso(row.delivered_at),
                 "last_error": row.last_error,
             }
             for row in executor.run(DELIVERIES, given)
@@ -123,7 +124,7 @@ def _step(number: int, row: Row[Any]) -> dict[str, Any]:
         "usage": row.usage,
         "stop_reason": row.stop_reason,
         "calls": row.calls,
-        "committed_at": _instant(row.created_at),
+        "committed_at": iso(row.created_at),
     }
 
 
@@ -137,15 +138,11 @@ def _call(row: Row[Any]) -> dict[str, Any]:
         "status": row.status,
         "waits_for": row.waits_for,
         "is_list": row.is_list,
-        "intended_at": _instant(row.intended_at),
-        "sent_at": _instant(row.sent_at),
-        "decide_at": _instant(row.decide_at),
-        "finished_at": _instant(row.finished_at),
+        "intended_at": iso(row.intended_at),
+        "sent_at": iso(row.sent_at),
+        "decide_at": iso(row.decide_at),
+        "finished_at": iso(row.finished_at),
         "approver": row.approver,
         "decided_by": None if row.decided_by is None else decider_of(row.decided_by),
-        "decided_at": _instant(row.decided_at),
+        "decided_at": iso(row.decided_at),
     }
-
-
-def _instant(value: Any) -> str | None:
-    return None if value is None else value.isoformat()

@@ -25,6 +25,7 @@ from perdure.casebank.plan.policy import Action, Facts, Finding, Rule
 from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.state import ClaimedRun
+from perdure.clock import iso
 from perdure.database.engine import Database, Transaction, as_json
 from perdure.settings import CasebankSettings, CaseScope
 from perdure.text import contradiction
@@ -211,7 +212,7 @@ def _values(case: Facts) -> dict[str, Any]:
     return {
         "usage_count": case.usage_count,
         "success_rate": case.success_rate,
-        "last_accessed_at": None if accessed is None else accessed.isoformat(),
+        "last_accessed_at": iso(accessed),
     }
 
 

@@ -20,7 +20,7 @@ from perdure.casebank.runs import queries as runs_queries
 from perdure.casebank.runs import state
 from perdure.casebank.runs.notify import NotifyFailed, Post, notify
 from perdure.casebank.runs.state import ClaimedRun, RunLost, RunPhase
-from perdure.clock import Clock
+from perdure.clock import Clock, iso
 from perdure.database.engine import Database, as_json
 from perdure.errors import loggable
 from perdure.settings import CasebankSettings, PruneApproval
@@ -218,7 +218,7 @@ def _item_as_json(position: int, item: PlanItem) -> dict[str, Any]:
         "keeper_weight": item.keeper_weight,
         "usage_count": item.facts.usage_count,
         "success_rate": item.facts.success_rate,
-        "last_accessed_at": None if accessed is None else accessed.isoformat(),
+        "last_accessed_at": iso(accessed),
     }
 
 

@@ -28,7 +28,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from perdure.access.tenants import UserKey
-from perdure.clock import Clock
+from perdure.clock import Clock, iso
 from perdure.database.engine import Database, Statement
 from perdure.errors import Abandoned, InvalidRequest, PerdureError, Unavailable, loggable
 from perdure.ids import new_id
@@ -135,7 +135,7 @@ class Recalled:
             "score": round(self.score, 6),
             "message_ids": list(self.message_ids),
             "occurred_at": self.occurred_at.isoformat(),
-            "valid_until": None if self.valid_to is None else self.valid_to.isoformat(),
+            "valid_until": iso(self.valid_to),
         }
 
 

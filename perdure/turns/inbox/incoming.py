@@ -32,6 +32,7 @@ from perdure.text.untrusted import (
     NOT_BLANK_PATTERN,
     STORABLE_PATTERN,
     USER_PATTERN,
+    checked_storable,
     identifier,
     is_storable,
     load_object,
@@ -46,18 +47,12 @@ MAX_NAME_CHARS = 200
 """The longest name that a message has: of a user, a conversation, a message."""
 
 
-def _storable(value: str) -> str:
-    if not is_storable(value):
-        raise ValueError("contains NUL or a character that is no valid Unicode (a lone surrogate)")
-    return value
-
-
 _TEXT_SCHEMA: dict[str, JsonValue] = {"pattern": STORABLE_PATTERN}
-Text = Annotated[str, Field(strict=True, json_schema_extra=_TEXT_SCHEMA), AfterValidator(_storable)]
+Text = Annotated[str, Field(strict=True, json_schema_extra=_TEXT_SCHEMA), AfterValidator(checked_storable)]
 Name = Annotated[
     str,
     Field(strict=True, min_length=1, max_length=MAX_NAME_CHARS, json_schema_extra=_TEXT_SCHEMA),
-    AfterValidator(_storable),
+    AfterValidator(checked_storable),
 ]
 UserId = Annotated[Name, Field(json_schema_extra={"pattern": USER_PATTERN})]
 ChannelName = Annotated[Name, AfterValidator(identifier), Field(json_schema_extra={"pattern": IDENTIFIER_PATTERN})]
