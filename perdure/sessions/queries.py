@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import REMEMBERED, SPOKEN, WITH_FAILURE
-from perdure.database.fencing import HELD, RAISED
+from perdure.database.fencing import HELD, RAISED, UNLEASED
 from perdure.database.keyed import keyed
 from perdure.database.paging import sized
 from perdure.sessions.states import State, Trigger, sql
@@ -423,19 +423,13 @@ EXPIRE_IDLE = Statement(
     """,
 )
 
-_UNLEASED = """
-              (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
-""".strip()
-
-# Claims a session whose end was requested and that has no unsettled turn. A lease that ends more than two lease times
-# from now was granted while the server's clock was ahead, and counts as expired.
+# Claims a session whose end was requested and that has no unsettled turn.
 CLAIM_ENDING = Statement(
     "sessions.claim_ending",
     f"""
     WITH candidate AS (
         SELECT session_id FROM sessions
-        WHERE session_id = %(session_id)s AND {_UNLEASED}
+        WHERE session_id = %(session_id)s AND {UNLEASED}
           AND {keyed("end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0")}
         FOR NO KEY UPDATE SKIP LOCKED
     )
@@ -511,13 +505,13 @@ ENDINGS_DUE = Statement(
              WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity')
                    <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
-               AND {_UNLEASED}
+               AND {UNLEASED}
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
             UNION ALL
             (SELECT session_id, wakes, '-infinity' FROM sessions
              WHERE end_requested_at IS NOT NULL AND ended_at IS NULL AND unsettled = 0 AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
-               AND {_UNLEASED}
+               AND {UNLEASED}
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
         ORDER BY found.wakes, found.since
         LIMIT %(most)s

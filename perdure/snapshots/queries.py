@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from perdure.database.engine import Statement
 from perdure.database.failures import SPOKEN
-from perdure.database.fencing import HELD, RAISED
+from perdure.database.fencing import HELD, RAISED, UNLEASED
 from perdure.database.keyed import keyed
 
 # Two fragments of a statement that commits a step. NEXT_VARIABLES_TICK is the new value of `sessions.variables_tick`.
@@ -164,8 +164,7 @@ CLAIM_FOR_IMPORT = Statement(
         WHERE session_id = %(session_id)s AND tick = %(tick)s AND {keyed("end_requested_at IS NULL")}
           AND NOT EXISTS (SELECT FROM turns AS t
                           WHERE t.session_id = %(session_id)s AND t.settled_at IS NULL AND t.status <> 'accepted')
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
+          AND {UNLEASED}
         FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE sessions AS s

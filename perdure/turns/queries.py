@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.access.tenants import OF_TENANT
 from perdure.database.engine import Statement
 from perdure.database.failures import WITH_FAILURE
-from perdure.database.fencing import RAISED
+from perdure.database.fencing import RAISED, UNLEASED
 from perdure.database.keyed import keyed
 from perdure.database.paging import sized
 from perdure.sessions.queries import QUESTIONS
@@ -96,11 +96,6 @@ TAKE_SWEEP = Statement(
     """,
 )
 
-_UNLEASED = """
-              (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
-""".strip()
-
 # The seconds for which a session that was woken `level` times has been due.
 _DUE_FOR = """
     extract(epoch FROM perdure_now() - {since})::float - CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END
@@ -152,13 +147,13 @@ WAKE_DUE = Statement(
              WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity')
                    <= perdure_now() - make_interval(secs => %(backoff_s)s * 2 ^ level)
-               AND {_UNLEASED} AND NOT (%(drained)s AND {DRAINABLE})
+               AND {UNLEASED} AND NOT (%(drained)s AND {DRAINABLE})
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))
             UNION ALL
             (SELECT session_id, wakes, '-infinity', perdure_now() FROM sessions
              WHERE unsettled > 0 AND not_before IS NULL AND priority = rank AND least(wakes, 6) = level
                AND coalesce(woken_at, '-infinity') > perdure_now() + interval '1 second'
-               AND {_UNLEASED}
+               AND {UNLEASED}
              ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint))) AS found
     ), waiting AS (
         SELECT each.*, level FROM generate_series(0, 6) AS level, LATERAL (
@@ -166,7 +161,7 @@ WAKE_DUE = Statement(
             WHERE unsettled > 0 AND not_before IS NOT NULL AND NOT paced AND least(wakes, 6) = level
               AND not_before <= perdure_now()
                   - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
-              AND {_UNLEASED}
+              AND {UNLEASED}
             ORDER BY not_before LIMIT (SELECT %(most)s::bigint)) AS each
     ), parked AS (
         SELECT found.*, models.model FROM models, LATERAL (
@@ -175,7 +170,7 @@ WAKE_DUE = Statement(
                 WHERE {PARKED} AND {PARKED_FOR} = models.model AND least(wakes, 6) = level
                   AND not_before <= perdure_now()
                       - make_interval(secs => CASE level WHEN 0 THEN 0 ELSE %(backoff_s)s * 2 ^ level END)
-                  AND {_UNLEASED}
+                  AND {UNLEASED}
                 ORDER BY not_before
                 LIMIT CASE level WHEN 0 THEN least(coalesce((%(paces)s::jsonb ->> models.model)::int,
                                                             %(most_paced)s::int), %(most)s::int)
@@ -221,7 +216,7 @@ UNTAKEN = Statement(
     "sweep.untaken",
     f"""
     SELECT session_id FROM sessions
-    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at <= %(asked_at)s::timestamptz AND {_UNLEASED}
+    WHERE session_id = ANY (%(session_ids)s::uuid[]) AND woken_at <= %(asked_at)s::timestamptz AND {UNLEASED}
       AND (unsettled > 0 OR end_requested_at IS NOT NULL AND ended_at IS NULL)
     """,
     writes=False,

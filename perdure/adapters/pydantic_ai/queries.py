@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD
+from perdure.database.fencing import HELD, RENEWED
 from perdure.sessions.states import State, Trigger, sql
 
 # Renews the lease of a session whose model has requested calls.
@@ -42,11 +42,7 @@ ASK = Statement(
 DEFER = Statement(
     "turns.defer_call",
     f"""
-    WITH fenced AS (
-        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE {HELD}
-        RETURNING session_id
-    ), deferred AS (
+    WITH fenced AS ({RENEWED}), deferred AS (
         INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, waits_for,
                                   payload, intended_at, decide_at)
         SELECT e.effect_id, %(turn_id)s::uuid, %(message_seq)s, e.position, e.tool, e.arguments, e.effect, 'intended',
@@ -82,11 +78,7 @@ INTEND = Statement(
 REPEAT = Statement(
     "turns.repeat_effect",
     f"""
-    WITH fenced AS (
-        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE {HELD}
-        RETURNING session_id
-    )
+    WITH fenced AS ({RENEWED})
     UPDATE tool_effects
     SET status = 'intended', result = NULL, payload = NULL, finished_at = NULL, intended_at = perdure_now(),
         decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)

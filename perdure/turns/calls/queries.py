@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.access.tenants import OF_TENANT, WITHOUT_TENANT
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD
+from perdure.database.fencing import HELD, RENEWED
 from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 
@@ -38,11 +38,7 @@ FINISH_EFFECT = Statement(
 EXTEND_EFFECT = Statement(
     "turns.extend_effect",
     f"""
-    WITH fenced AS (
-        UPDATE sessions SET lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
-        WHERE {HELD}
-        RETURNING session_id
-    )
+    WITH fenced AS ({RENEWED})
     UPDATE tool_effects
     SET intended_at = perdure_now(), decide_at = perdure_now() + make_interval(secs => %(timeout_s)s)
     FROM fenced

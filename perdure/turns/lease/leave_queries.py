@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from perdure.casebank.queries import WITH_USES
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD
+from perdure.database.fencing import HELD, UNLEASED
 from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP
@@ -345,8 +345,7 @@ FAILED_START = Statement(
             woken_at = CASE WHEN strikes + %(charged)s::int < %(max_attempts)s THEN perdure_now() END
         WHERE session_id = %(session_id)s AND token = %(token)s AND nonce IS NOT DISTINCT FROM %(nonce)s::uuid
           AND unsettled > 0
-          AND (lease_until IS NULL OR lease_until <= perdure_now()
-               OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
+          AND {UNLEASED}
         RETURNING session_id, strikes, spent_s
     )
     UPDATE turns AS t

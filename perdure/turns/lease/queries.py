@@ -6,7 +6,7 @@ A worker that holds a session writes to the session only on the condition that t
 from __future__ import annotations
 
 from perdure.database.engine import Statement
-from perdure.database.fencing import HELD, RAISED
+from perdure.database.fencing import HELD, RAISED, UNLEASED
 from perdure.database.keyed import keyed
 from perdure.database.pausing import PAUSED, PAUSED_SESSION
 from perdure.database.rounds import visiting
@@ -293,17 +293,12 @@ _LAZILY = """
                 THEN set_config('synchronous_commit', 'off', true) END AS lazily
 """.strip()
 
-_UNLEASED = """
-          (lease_until IS NULL OR lease_until <= perdure_now()
-           OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2))
-""".strip()
-
 CLAIM = Statement(
     "turns.claim",
     f"""
     WITH candidate AS (
         {_CANDIDATE}
-        WHERE session_id = %(session_id)s AND unsettled > 0 AND {_UNLEASED} AND {_IN_TIME} AND NOT {DRAINING}
+        WHERE session_id = %(session_id)s AND unsettled > 0 AND {UNLEASED} AND {_IN_TIME} AND NOT {DRAINING}
         FOR NO KEY UPDATE SKIP LOCKED
     ), {_CLAIMING.format(session="%(session_id)s")}
     SELECT {_LAZILY}, {_CLAIMED}
@@ -327,7 +322,7 @@ CLAIM_DUE = Statement(
     f"""
     WITH special AS (
         SELECT FROM sessions
-        WHERE session_id = %(session_id)s::uuid AND unsettled > 0 AND {_UNLEASED} AND {_IN_TIME} AND NOT ({DRAINABLE})
+        WHERE session_id = %(session_id)s::uuid AND unsettled > 0 AND {UNLEASED} AND {_IN_TIME} AND NOT ({DRAINABLE})
     ), due AS MATERIALIZED (
         SELECT found.session_id, {effective("rank", "found.since")} AS level, found.since
         FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
@@ -376,8 +371,7 @@ CLAIMABLE = Statement(
     "turns.claimable",
     f"""
     SELECT unsettled > 0 AND NOT {DRAINING} AND {_IN_TIME}
-           AND (lease_until IS NULL OR lease_until <= perdure_now()
-                OR lease_until > perdure_now() + make_interval(secs => %(lease_s)s::float * 2)) AS claimable
+           AND {UNLEASED} AS claimable
     FROM sessions WHERE session_id = %(session_id)s
     """,
     writes=False,
