@@ -65,10 +65,11 @@ def _emphasis(state: StateInline, silent: bool) -> bool:  # noqa: FBT001 (markdo
     emphasis, as in `**API**s`, and begin none.
     """
     at = state.pos
+    before, marker, after = state.src[at - 1 : at], state.src[at], state.src[at + 1 : at + 2]
+    if silent or marker not in "*_" or (marker == "_" and "_" in {before, after}):
+        return False  # before the scan: it reads the whole run of a character
     length = state.scanDelims(at, True).length  # noqa: FBT003 (markdown-it's signature)
-    before, marker, after = state.src[at - 1 : at], state.src[at], state.src[at + length : at + length + 1]
-    if marker == "_" and (before == "_" or length > 1):
-        return False
+    after = state.src[at + length : at + length + 1]
     is_in_word = marker == "*" and (before + after).isascii() and before.isalnum() and after.isalnum()
     if is_in_word and length == 1:
         return False
