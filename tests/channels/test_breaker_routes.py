@@ -63,6 +63,21 @@ def test_breakers_are_listed_and_reset(runtime: Runtime, redis_url: str, breaker
         each.close()
 
 
+def test_breakers_are_listed_page_by_page(runtime: Runtime) -> None:
+    """Each host of a `reply_to` URL has a breaker, so there may be many. Without a limit, all are listed."""
+    own = Breakers(BreakerSettings(), runtime.clock)
+    for number in range(5):
+        own.get(f"webhook:{number}.example").execute(lambda: None, 5)
+    with TestClient(create_app(replace(runtime, breakers=own), lambda: True), base_url=BASE_URL) as client:
+        shown = [
+            [each["name"][8] for each in client.get(f"/v1/breakers{query}").json()["breakers"]]
+            for query in ("", "?limit=2", "?limit=2&after=webhook:1.example", "?after=webhook:4.example")
+        ]
+        refused(client.get("/v1/breakers?limit=0"), 400, "INVALID_REQUEST")
+    assert shown == [["0", "1", "2", "3", "4"], ["0", "1"], ["2", "3"], []]
+    own.close()
+
+
 def test_a_reset_unparks_turns(
     runtime: Runtime, redis_url: str, database_url: str, waker: RecordingWaker, breakers: Breakers
 ) -> None:

@@ -205,6 +205,14 @@ def test_usage_is_added_up(client: TestClient, say: Say, run: Run, by: str) -> N
     assert client.get("/v1/usage?by=colour").status_code == 400
 
 
+def test_usage_may_be_limited(client: TestClient, say: Say, run: Run) -> None:
+    """Of many users, the first ones are those who cost most."""
+    for user in ("ann", "bo", "cy"):
+        run(say("hello", user_id=user)["session_id"])
+    assert [len(client.get(f"/v1/usage?by=user{limit}").json()) for limit in ("", "&limit=2")] == [3, 2]
+    assert client.get("/v1/usage?limit=0").status_code == 400
+
+
 def test_an_operator_lists_the_schedules_of_all_users(client: TestClient) -> None:
     """Without a user, an operator gets the schedules of all users."""
     for user in ("ann", "bo"):

@@ -96,6 +96,16 @@ After = Annotated[int, Query(ge=0, le=_MAX_BIGINT, description="Only messages wi
 MessageLimit = Annotated[
     int | None, Query(ge=1, le=_MAX_BIGINT, description="At most this many messages; default: all.")
 ]
+BreakerAfter = Annotated[
+    Annotated[str, Field(min_length=1, max_length=500, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Query(description="Only breakers whose name follows this one."),
+]
+BreakerLimit = Annotated[
+    int | None, Query(ge=1, le=_MAX_BIGINT, description="At most this many breakers; default: all.")
+]
+UsageLimit = Annotated[
+    int | None, Query(ge=1, le=_MAX_BIGINT, description="At most this many rows, the first ones; default: all.")
+]
 
 
 def parse_name(text: str, thing: str) -> str:

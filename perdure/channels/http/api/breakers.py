@@ -15,11 +15,17 @@ from perdure.runtime import Runtime
 router = APIRouter(prefix="/breakers", tags=["breakers"], responses=problems(*WITH_KEY))
 
 
-@router.get("", response_description="The breakers.")
-async def list_(gateway: TheGateway, _admin: TheAdministrator) -> BreakerList:
-    """List the breakers that were used in the last week, sorted by name."""
+@router.get("", response_description="The breakers.", responses=problems(400))
+async def list_(
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    after: parameters.BreakerAfter = None,
+    limit: parameters.BreakerLimit = None,
+) -> BreakerList:
+    """List the breakers that were used in the last week, sorted by name. Each host of a `reply_to` URL has one."""
     breakers = await gateway.in_thread(lambda: _breakers(gateway.runtime).list())
-    return BreakerList(breakers=[Breaker.model_validate(each.to_dict()) for each in breakers])
+    page = [each for each in breakers if after is None or each.name > after][:limit]
+    return BreakerList(breakers=[Breaker.model_validate(each.to_dict()) for each in page])
 
 
 @router.post(

@@ -111,11 +111,15 @@ async def resume(
     "/usage", response_description="The sums, the most expensive first; days in order.", responses=problems(400)
 )
 async def usage(
-    gateway: TheGateway, _admin: TheAdministrator, since_s: Since = _DAY_S, by: By = "agent"
+    gateway: TheGateway,
+    _admin: TheAdministrator,
+    since_s: Since = _DAY_S,
+    by: By = "agent",
+    limit: parameters.UsageLimit = None,
 ) -> list[UsageRow]:
     """Add up what turns used, and what that cost in US dollars. Reads each reply of the time: a long time is slow."""
     since = gateway.runtime.clock.now() - timedelta(seconds=since_s)
-    return await gateway.in_thread(partial(_usage, gateway, since, by))
+    return await gateway.in_thread(partial(_usage, gateway, since, by, limit))
 
 
 @router.get("/schedule-entries", response_description="The periodic tasks.")
@@ -164,7 +168,7 @@ def _resume(gateway: Gateway, of: dict[str, Any]) -> PauseChanged:
     return PauseChanged(paused=False, turns=pauses.count(database, **of))
 
 
-def _usage(gateway: Gateway, since: datetime, by: str) -> list[UsageRow]:
+def _usage(gateway: Gateway, since: datetime, by: str, limit: int | None) -> list[UsageRow]:
     runtime = gateway.runtime
     found = costs.usage(runtime.database, runtime.settings, runtime.agents, since=since, by=by)
     ordered = sorted(found.items(), key=lambda each: (each[0][0] or "",) if by == "day" else (-each[1].cost,))
@@ -179,7 +183,7 @@ def _usage(gateway: Gateway, since: datetime, by: str) -> list[UsageRow]:
             cost_usd=None if used.unpriced == used.replies else f"{used.cost.normalize():f}",
             unpriced=used.unpriced,
         )
-        for (name, tenant), used in ordered
+        for (name, tenant), used in ordered[:limit]
     ]
 
 
