@@ -22,6 +22,7 @@ from tests import forked
 from tests.cli.conftest import Environment
 
 _PATIENCE_S = 30.0
+_ENDS_WITHIN_S = 5.0
 _ANY = "0.0.0.0"  # noqa: S104 (with credentials, or to be refused)
 
 Start = Callable[..., BaseProcess]
@@ -274,3 +275,21 @@ def test_flower_needs_the_broker_alone(flower: Start, output: Path, command: str
     )
     with running(process, output) as addresses:
         assert addresses <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["perdure flower", "celery -A perdure flower"])
+def test_it_ends_while_it_inspects_the_workers(flower: Start, output: Path, command: str) -> None:
+    """SIGTERM ends Flower at once, also while a thread of it asks workers over the broker."""
+    output.touch()
+    process = flower(f"{command} --port={free_port()}")
+    try:
+        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        while "Connected to" not in output.read_text() and time.monotonic() < deadline:
+            pause.wait(0.01)
+        process.terminate()
+        process.join(_ENDS_WITHIN_S)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()

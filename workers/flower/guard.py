@@ -8,6 +8,8 @@ sends the page's requests to Flower. So Flower refuses each request for a host n
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
@@ -68,6 +70,18 @@ def _guarded(flower: Any, hosts: frozenset[str]) -> Any:
             super().__init__(*args, **options)
             keep = self.events.on_event
             self.events.on_event = lambda event: keep(without_arguments(event))
+
+        def start(self) -> None:
+            """Serve until a signal arrives, then end the process.
+
+            Python would wait for the threads that inspect workers, and these try for ever to reach the broker.
+            """
+            try:
+                super().start()
+            except (KeyboardInterrupt, SystemExit):
+                self.stop()
+                logging.shutdown()
+                os._exit(0)
 
         def find_handler(self, request: Any, **options: Any) -> Any:
             if self.options.unix_socket or serves(request.host, self.options.address, hosts):
