@@ -1,9 +1,9 @@
 """A simulated year with retention on: the tables stop to grow, and the database keeps its size.
 
-New users come all the time. Each has a conversation of two turns with a tool and a callback, which ends idle, is
-summarised and consolidated. The product's own retention deletes what is old. No row depends on the number of other
-users, so the sizes of the simulation stand for those of any number of users in proportion; docs/operating/capacity.md
-has them.
+New users come all the time. Each has a conversation with a key, of two turns with a tool and a callback, which ends
+idle, is summarised and consolidated. The product's own retention deletes what is old. No row depends on the number of
+other users, so the sizes of the simulation stand for those of any number of users in proportion;
+docs/operating/capacity.md has them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def live(harness: Harness, step: int) -> None:
         user = f"user {step}-{number}"
         harness.script(calls(("look", {})), says("ok"), says("bye"))
         for text in ("look, please", "thank you"):
-            harness.ask(text, user_id=user, reply_to={"url": "https://example.com/hook"})
+            harness.ask(text, user_id=user, conversation="shop", reply_to={"url": "https://example.com/hook"})
     for row in harness.sql("SELECT delivery_id FROM deliveries WHERE status = 'pending'"):
         deliver(harness.database, {"url": Carries()}, row.delivery_id)
     harness.move(timedelta(days=STEP_DAYS).total_seconds())
