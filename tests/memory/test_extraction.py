@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.clock import MovedClock
@@ -30,6 +30,7 @@ from perdure.memory.consolidation.extraction import (
     MAX_CHUNKS,
     MESSAGE_CHARS,
     MOST_MEMORIES,
+    SCHEMA,
     ConversationMessage,
     KnownMemory,
     UnusableExtraction,
@@ -204,19 +205,26 @@ def test_invalid_optional_fields_are_left_out(more: dict[str, Any]) -> None:
     assert (candidate.sources, candidate.entities, candidate.relations) == ((1,), (), ())
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from(["content", "type", "importance", "sources", "entities", "relations", "name"]),
-                inner,
-                max_size=4,
-            )
-        ),
-    )
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text() | st.sampled_from(["same as 3", "2024-02-30"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["content", "name", "type", "subject", "relation", "object"]), inner, max_size=4
+        )
+    ),
 )
+_MEMBERS = SCHEMA["properties"]["memories"]["items"]["properties"].keys() - {"content"}
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({"content": st.text() | _JSON}, optional=dict.fromkeys(sorted(_MEMBERS), _JSON)),
+        max_size=3,
+    )
+    | _JSON
+)
+@example([{"content": "I live in Lyon.", "importance": -1, "sources": [True, "1", 1.0], "known": True}])
 def test_any_json_gives_candidates_or_a_refusal(value: object) -> None:
     """For any JSON, `parse` returns valid candidates or raises `ValueError`."""
     candidates: list[Candidate] = []
@@ -225,6 +233,7 @@ def test_any_json_gives_candidates_or_a_refusal(value: object) -> None:
     for candidate in candidates:
         assert candidate.content.strip()
         assert 0 <= candidate.importance <= 1
+        assert all(type(each) is int for each in candidate.sources)
 
 
 def test_a_memory_has_its_source_messages() -> None:

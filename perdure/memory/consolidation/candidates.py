@@ -177,7 +177,7 @@ def _candidate(item: Any, number: int, warnings: list[ParseWarning]) -> Candidat
         content=" ".join(content.split())[:MAX_CONTENT_CHARS],
         kind=_kind(item.get("type"), number, warnings),
         importance=_importance(item.get("importance"), number, warnings),
-        sources=tuple(seq for seq in _as_list(item.get("sources")) if isinstance(seq, int)),
+        sources=tuple(seq for seq in _as_list(item.get("sources")) if type(seq) is int),
         entities=tuple(_entities(item.get("entities")))[:MOST_NAMES],
         relations=tuple(_relations(item.get("relations")))[:MOST_NAMES],
         subject=_name(item.get("subject")),

@@ -177,7 +177,9 @@ def test_the_file_of_a_tool_reaches_a_model_of_perdure(harness: Harness) -> None
         harness.ask("paint")
         harness.ask("sure?")
         model.close()
-        for request in server.requests[1:]:
+        _, *later = server.requests
+        assert len(later) == 2
+        for request in later:
             contents = [each["content"] for each in request["messages"] if isinstance(each["content"], list)]
             urls = [part["image_url"]["url"] for each in contents for part in each if part["type"] == "image_url"]
             assert urls == [f"data:image/png;base64,{ENCODED}"]
@@ -240,7 +242,9 @@ def test_a_result_cannot_refer_to_another_users_file(harness: Harness) -> None:
     _use(harness, _painter([forged, {"kind": "binary", "data": 1, "media_type": "x"}]), model.model)
     harness.ask("paint")
     harness.ask("again")
+    assert len(model.seen) == 3
     for seen in model.seen[1:]:
+        assert len(_returned(seen)) == 2
         assert not any(isinstance(each, BinaryContent) for each in _returned(seen))
 
 

@@ -143,8 +143,8 @@ def test_odd_arguments_survive(harness: Harness, given: Any) -> None:
     harness.equip(repeat)
     harness.script(calls(("repeat", {"given": given}), ("repeat", {"given": given})), says("ok"))
     harness.ask()
-    for result in harness.results():
-        assert (result if isinstance(given, str) else json.loads(result)) == given
+    results = [result if isinstance(given, str) else json.loads(result) for result in harness.results()]
+    assert results == [given, given]
     _answers_the_next_message(harness)
 
 
