@@ -18,6 +18,7 @@ from perdure.database.engine import Moment
 from perdure.errors import InvalidRequest, NotFound
 from perdure.models.protocol import ModelReply
 from perdure.sessions.conversations import change_conversation, list_conversations, read_conversation
+from perdure.sessions.ending import Ended, request_end
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import list_sessions, read_session
 from perdure.sessions.routing import conversation_of, scope_of
@@ -104,6 +105,22 @@ def test_each_key_has_its_own_session(harness: Harness) -> None:
     assert harness.send("mine", user_id="bea", conversation="rome").session_id != rome.session_id
     assert sorted(_keys(harness)) == ["oslo", "rome"]
     assert _keys(harness, "bea") == ["rome"]
+
+
+def test_a_summary_titles_no_other_conversation(harness: Harness, end: End) -> None:
+    """The conversations of the same key of another user and of other keys keep their titles; a fork gives none."""
+    sent = harness.send("Plan my trip", conversation="rome")
+    harness.run(sent.session_id)
+    forked = fork(harness.database, harness.clock, sent.session_id, None)
+    harness.send("To the opera", user_id="bea", conversation="rome")
+    harness.send("Feed the cat", conversation="cats")
+    for session_id, title in ((forked, "A fork"), (sent.session_id, "A trip")):
+        request_end(harness.database, session_id, "enough")
+        harness.script(says(json.dumps({"title": title, "summary": "They planned.", "key_topics": []})))
+        assert end(session_id) == Ended()
+        titles = harness.sql("SELECT title FROM conversations ORDER BY created_at")
+        expected = "Plan my trip" if session_id == forked else title
+        assert [each.title for each in titles] == [expected, "To the opera", "Feed the cat"]
 
 
 def test_a_session_names_its_conversation(harness: Harness) -> None:

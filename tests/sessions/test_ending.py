@@ -59,6 +59,7 @@ def test_a_session_ends_with_its_summary(harness: Harness, end: End, cleaned: li
     def watching(request: ModelRequest, call: ModelCall) -> ModelReply:
         seen.append(harness.session(session_id).state)
         assert "hello there" in request.messages[-1].content
+        assert end(session_id) == EndNotDue(), "another worker does not end it, too"
         return SUMMARY
 
     harness.script(watching)

@@ -60,6 +60,16 @@ class Crash(BaseException):
     """Simulates the death of the process. Perdure's code must not catch this exception."""
 
 
+_ROWS_OF_OTHERS = " UNION ALL ".join(
+    f"(SELECT x::text FROM {table} AS x {joined} WHERE user_id <> %(user_id)s ORDER BY 1)"  # noqa: S608 (constants)
+    for table, joined in (
+        ("sessions", ""), ("turns", ""), ("inbox", ""), ("deliveries", ""),
+        ("messages", "JOIN (SELECT session_id, user_id FROM sessions) AS s USING (session_id)"),
+        ("tool_effects", "JOIN (SELECT turn_id, user_id FROM turns) AS t USING (turn_id)"),
+    )
+)  # fmt: skip
+
+
 class Harness:
     """One process of perdure whose model, clock and database the test controls."""
 
@@ -212,6 +222,13 @@ class Harness:
     def session(self, session_id: UUID) -> Row[Any]:
         """The session's row."""
         return self.sql("SELECT * FROM sessions WHERE session_id = %(id)s", id=session_id)[0]
+
+    @contextmanager
+    def affecting(self, user_id: str) -> Iterator[None]:
+        """Check that the block changes no row of another user."""
+        before = self.sql(_ROWS_OF_OTHERS, user_id=user_id)
+        yield
+        assert self.sql(_ROWS_OF_OTHERS, user_id=user_id) == before
 
     def check(self) -> None:
         """Check the invariants: a provider accepts each transcript, and the sessions' counters match the rows."""

@@ -1,4 +1,4 @@
-"""The invariants of turns hold after random sequences of messages, crashes and cancellations."""
+"""The invariants of turns hold after random sequences of messages, crashes and cancellations, for each user alone."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class RandomTurns:
         self.number += 1
         message_id = f"m{self.number}"
         on_busy = self.random.choice(["enqueue", "enqueue", "reject", "interrupt", "merge", "steer", "steer"])
+        user_id = self.random.choice(USERS)
         try:
-            sent = self.harness.send(
-                message_id, user_id=self.random.choice(USERS), message_id=message_id, on_busy=on_busy
-            )
+            with self.harness.affecting(user_id):
+                sent = self.harness.send(message_id, user_id=user_id, message_id=message_id, on_busy=on_busy)
         except Conflict:
             assert on_busy == "reject"
             return
@@ -89,14 +89,16 @@ class RandomTurns:
         """Send an accepted message again."""
         if self.accepted:
             message_id = self.random.choice(list(self.accepted))
-            row = self.harness.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0]
-            again = self.harness.send(message_id, user_id=row.user_id, message_id=message_id)
+            user_id = self._sender(message_id)
+            with self.harness.affecting(user_id):
+                again = self.harness.send(message_id, user_id=user_id, message_id=message_id)
             assert (again.duplicate, again.turn_id) == (True, self.accepted[message_id])
 
     def run(self) -> None:
         """Run a random selection of the sessions."""
         for session_id in self._sessions():
-            self.harness.run(session_id, alone=True)
+            with self.harness.affecting(self.harness.session(session_id).user_id):
+                self.harness.run(session_id, alone=True)
 
     def drain(self) -> None:
         """Start a drain with the wake-up of a random session."""
@@ -106,7 +108,9 @@ class RandomTurns:
     def cancel(self) -> None:
         """Cancel a random turn."""
         if self.accepted:
-            cancel(self.harness.runtime, self.random.choice(list(self.accepted.values())))
+            message_id = self.random.choice(list(self.accepted))
+            with self.harness.affecting(self._sender(message_id)):
+                cancel(self.harness.runtime, self.accepted[message_id])
 
     def crash(self) -> None:
         """Crash a worker before or after a random commit, then wait until its lease has expired."""
@@ -131,7 +135,11 @@ class RandomTurns:
         runner = Runner(self.harness.runtime, "draining")
         runner.keeper.begin_shutdown()
         for session_id in self._sessions():
-            runner.run(session_id, alone=True)
+            with self.harness.affecting(self.harness.session(session_id).user_id):
+                runner.run(session_id, alone=True)
+
+    def _sender(self, message_id: str) -> str:
+        return str(self.harness.sql("SELECT user_id FROM inbox WHERE message_id = %(id)s", id=message_id)[0].user_id)
 
     def _sessions(self) -> list[UUID]:
         rows = self.harness.sql("SELECT session_id FROM sessions ORDER BY session_id")

@@ -114,6 +114,10 @@ def _lost_in_a_failover(harness: Harness) -> Tenure:
     return found
 
 
+OUTCOMES = (
+    ShutDown(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
+    Lacking("a tool"), Struck(), NotSaved("full"),
+)  # fmt: skip
 STALE = {"taken over": _stale, "lost in a failover": _lost_in_a_failover}
 
 
@@ -135,10 +139,7 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     with pytest.raises(LeaseLost):
         settle_begun(harness.database, harness.clock, stale.fence, stale.turn, harness.agents)
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
-    for outcome in (
-        ShutDown(), AwaitsDecision(1), AwaitsCalls(1, ()), AwaitsModel(PerdureError("late"), 9, 9, 1, "scripted"),
-        Lacking("a tool"), Struck(), NotSaved("full"),
-    ):  # fmt: skip
+    for outcome in OUTCOMES:
         with pytest.raises(LeaseLost):
             leaving.leave(stale, outcome)
     assert leaving.leave(stale, SliceOver()) == Left()
@@ -154,6 +155,67 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
     assert not harness.database.run(leave_queries.RELEASE_ALL, all_fenced([stale]))
     assert not harness.database.run(lease_queries.RENEW, {**all_fenced([stale]), "lease_s": 99})
     assert _state(harness) == before
+
+
+CALL = """
+    INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status, waits_for,
+                              intended_at, decide_at)
+    SELECT gen_random_uuid(), %(turn_id)s, %(message_seq)s, %(position)s, 't', '{}', 'pure', %(status)s,
+           CASE %(status)s WHEN 'intended' THEN 'task' END, perdure_now(), perdure_now() + interval '1 hour'
+"""
+
+
+def _others(harness: Harness, mine: Tenure) -> list[Any]:
+    """All other sessions and turns, with their calls and deliveries."""
+    tables = {"sessions": "session_id", **dict.fromkeys(("turns", "messages", "tool_effects", "deliveries"), "turn_id")}
+    return [
+        harness.sql(f"SELECT * FROM {table} WHERE {key} <> %(id)s ORDER BY 1", id=row)  # noqa: S608 (constants)
+        for (table, key), row in zip(tables.items(), (mine.session_id, *[mine.at_hand.turn_id] * 4), strict=True)
+    ]
+
+
+def test_a_turn_that_ends_or_stops_changes_no_other(harness: Harness) -> None:
+    """Whichever way a worker leaves a turn, the session's next turn and another worker's turn stay as they are.
+
+    Nor does it matter to the turn that the other one is cancelled.
+    """
+    leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
+    other = harness.claimed(harness.send(user_id="bob").session_id)
+    harness.sql(CALL, turn_id=other.at_hand.turn_id, message_seq=1, position=0, status="intended")
+    harness.sql("UPDATE turns SET cancel_requested_at = perdure_now()")
+    for number, outcome in enumerate((*OUTCOMES, None)):
+        for _ in range(2):
+            sent = harness.send(user_id=f"user {number}")
+        mine = harness.claimed(sent.session_id)
+        harness.sql(CALL, turn_id=mine.at_hand.turn_id, message_seq=1, position=0, status="intended")
+        harness.sql("UPDATE sessions SET state = 'tool_executing' WHERE session_id = %(id)s", id=mine.session_id)
+        before = _others(harness, mine)
+        if outcome is None:
+            settle_begun(harness.database, harness.clock, mine.fence, mine.at_hand, harness.agents)
+        else:
+            assert not leaving.leave(mine, outcome).turn_continues, outcome
+        assert _others(harness, mine) == before, outcome
+        row = harness.session(mine.session_id)
+        assert (row.lease_until, row.lease_owner) == (None, None)
+        assert harness.turn(mine.at_hand.turn_id)["status"] != "running"
+
+
+def test_an_approval_is_waited_for_until_the_first_of_its_calls_expires(harness: Harness) -> None:
+    """No other call counts: those of other turns and of earlier replies, and those that are decided already."""
+    leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
+    other = harness.claimed(harness.send(user_id="bob").session_id)
+    mine = harness.claimed(harness.send().session_id)
+    harness.sql("UPDATE sessions SET state = 'tool_executing'")
+    for turn, message_seq, position, status in (
+        (other, 2, 0, "asked"), (mine, 1, 0, "asked"), (mine, 2, 0, "denied"),
+        (mine, 2, 1, "asked"), (mine, 2, 2, "asked"),
+    ):  # fmt: skip
+        given = {"message_seq": message_seq, "position": position, "status": status}
+        harness.sql(CALL, turn_id=turn.at_hand.turn_id, **given)
+        harness.move(60)
+    leaving.leave(mine, AwaitsDecision(2))
+    expected = harness.sql("SELECT decide_at FROM tool_effects WHERE position = 1")[0].decide_at
+    assert harness.session(mine.session_id).not_before == expected
 
 
 def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
