@@ -83,6 +83,24 @@ def test_a_running_turn_continues_and_the_next_one_waits(harness: Harness) -> No
     ]
 
 
+def test_a_pause_of_others_lets_the_next_turn_of_a_held_session_begin(harness: Harness) -> None:
+    """Only a pause of the session's own user, tenant or agent keeps it."""
+    harness.agents = Agents([Agent("assistant", "You help."), Agent("clerk", "You file.")])
+    others: tuple[dict[str, Any], ...] = ({"user": ANN}, {"tenant": "acme"}, {"agent": "clerk"})
+    for number, paused in enumerate((*others, {"agent": "assistant"})):
+        given = {**ANYBODY, **paused}
+        for _ in range(2):
+            sent = harness.send(user_id=f"user {number}")
+
+        def pause_then_answer(*_: Any, given: dict[str, Any] = given) -> Any:
+            pauses.pause(harness.database, **given)
+            return says("yes")
+
+        harness.script(pause_then_answer)
+        assert harness.run(sent.session_id) == Ran(2 if paused in others else 1), paused
+        pauses.resume(harness.database, **given)
+
+
 def test_a_paused_turn_can_be_cancelled(harness: Harness) -> None:
     """One that has not begun ends at once, and one that has begun is settled by the worker that claims it."""
     pauses.pause(harness.database, **{**ANYBODY, "agent": "assistant"})

@@ -130,6 +130,33 @@ def test_concurrent_results_wake_the_turn_once(harness: Harness, broker: Broker)
         assert harness.resume(turn)["status"] == "done"
 
 
+def test_a_turn_waits_for_its_own_tasks_only(harness: Harness, broker: Broker) -> None:
+    """Another user's task, which is due earlier and still runs, delays nothing, and a result resumes no other turn."""
+    ask_and_wait(harness, ("charge", {}), user_id="bob")
+    with harness.affecting("ana"):
+        turn = ask_and_wait(harness)
+    [mine] = harness.sql("SELECT decide_at FROM tool_effects WHERE turn_id = %(id)s", id=turn["turn_id"])
+    assert harness.session(UUID(turn["session_id"])).not_before == mine.decide_at
+    harness.waker.sessions.clear()
+    with harness.affecting("ana"):
+        assert end_task(harness, broker.sent[1])
+        assert harness.waker.sessions == [UUID(turn["session_id"])]
+        assert resume(harness, turn)["status"] == "done"
+
+
+def test_a_turn_waits_for_its_own_approvals_only(harness: Harness, broker: Broker) -> None:
+    """A decision about the call of one user resumes no other turn, and another user's undecided call delays nothing."""
+    for user_id in ("bob", "ana"):
+        harness.script(calls(("refund", {"order": 7})))
+        turn = harness.ask(user_id=user_id)
+    harness.waker.sessions.clear()
+    with harness.affecting("ana"):
+        decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "call_0", "decision": "approve"}))
+        assert harness.waker.sessions == [UUID(turn["session_id"])]
+        assert resume(harness, turn)["status"] == "parked"
+    assert len(broker.sent) == 1
+
+
 def test_a_repeated_or_forged_result_changes_nothing(harness: Harness, broker: Broker) -> None:
     """A repeated result, a forged id and the id of an ordinary call are ignored."""
     turn = ask_and_wait(harness, ("look", {}), ("reports_export", {}))

@@ -211,6 +211,22 @@ def test_a_message_that_differs_is_not_merged(harness: Harness, difference: str)
     assert (second.turn_id == first.turn_id, second.seq) == (False, 3)
 
 
+def test_a_message_is_merged_into_a_turn_of_its_own_session(harness: Harness) -> None:
+    """The newest waiting turn of all may be another user's, with the same channel, agent and receiver."""
+    first = harness.send("one")
+    for _ in range(2):
+        harness.send("theirs", user_id="bob")
+    with harness.affecting("ana"):
+        assert harness.send("two", on_busy="merge").turn_id == first.turn_id
+
+
+def test_no_message_is_merged_into_one_that_steers(harness: Harness) -> None:
+    """A turn that steers gives its message to the running turn, and a merged message must not be left behind."""
+    harness.claimed(harness.send("one").session_id)
+    steering = harness.send("two", on_busy="steer")
+    assert harness.send("three", on_busy="merge").turn_id != steering.turn_id
+
+
 def test_matching_messages_are_merged(harness: Harness) -> None:
     """Messages with the same agent and receiver are merged. A message without an agent has the default agent."""
     receiver = {"url": "https://a.example"}
