@@ -218,6 +218,17 @@ def test_an_approval_is_waited_for_until_the_first_of_its_calls_expires(harness:
     assert harness.session(mine.session_id).not_before == expected
 
 
+def test_a_turn_whose_failure_cannot_be_settled_is_tried_again_with_pauses(harness: Harness) -> None:
+    """After the last permitted attempt, the next claim settles the turn soon. If that fails, too, the pauses return."""
+    leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
+    most = harness.settings.turn.max_attempts
+    for strikes, is_due in ((most - 1, False), (most, True), (most + 1, True), (most + 2, False)):
+        mine = harness.claimed(harness.send(user_id=f"user {strikes}").session_id)
+        harness.sql("UPDATE sessions SET strikes = %(n)s WHERE session_id = %(id)s", n=strikes, id=mine.session_id)
+        leaving.leave(mine, Struck())
+        assert (harness.session(mine.session_id).woken_at is None) == is_due, strikes
+
+
 def test_the_keeper_distinguishes_two_claims_of_one_token(harness: Harness) -> None:
     """After a failover, two claims can have the same token. The older claim's keeper does not renew the newer lease."""
     stale = _lost_in_a_failover(harness)
