@@ -218,6 +218,16 @@ def test_an_approval_is_waited_for_until_the_first_of_its_calls_expires(harness:
     assert harness.session(mine.session_id).not_before == expected
 
 
+def test_a_process_that_exits_releases_its_own_sessions_only(harness: Harness) -> None:
+    """The turns of other processes go on."""
+    harness.claimed(harness.send(user_id="bob").session_id)
+    sent = harness.send()
+    mine = harness.claimed(sent.session_id)
+    with harness.affecting("ana"):
+        harness.database.run(leave_queries.RELEASE_ALL, all_fenced([mine]))
+    assert harness.turn(sent.turn_id)["status"] == "parked"
+
+
 def test_a_turn_whose_failure_cannot_be_settled_is_tried_again_with_pauses(harness: Harness) -> None:
     """After the last permitted attempt, the next claim settles the turn soon. If that fails, too, the pauses return."""
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
