@@ -197,6 +197,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "perdure.memory.embedding.text_to_embed": text_to_embed,
     "perdure.memory.consolidation.extraction.chunks": lambda given: list(extraction.chunks([message_with(given)])),
+    "perdure.memory.consolidation.extraction.is_deceived": lambda given: extraction.is_deceived(
+        given, {1}, [message_with(given)]
+    ),
     "perdure.memory.consolidation.extraction._labelled": lambda given: extraction._labelled(message_with(given)),
     "perdure.memory.consolidation.extraction._with_user_sources": sources_of,
     "perdure.memory.consolidation.merging.entity_key": merging.entity_key,
