@@ -166,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
     # With `--last-failed`, only the failed variants were collected, so the first one is not the first.
-    for given in () if config.getoption("lf") else variants.values():
+    for given in () if config.getoption("lf", default=False) else variants.values():
         _mark_variants(given)
     seconds: dict[Path, float] = {}
     left_out = [each for each in ("long", "exhaustive") if f"not {each}" in config.option.markexpr]

@@ -141,7 +141,7 @@ def test_a_turn_waits_for_its_own_tasks_only(harness: Harness, broker: Broker) -
     with harness.affecting("ana"):
         assert end_task(harness, broker.sent[1])
         assert harness.waker.sessions == [UUID(turn["session_id"])]
-        assert resume(harness, turn)["status"] == "done"
+        assert harness.resume(turn)["status"] == "done"
 
 
 def test_a_turn_waits_for_its_own_approvals_only(harness: Harness, broker: Broker) -> None:
@@ -153,7 +153,7 @@ def test_a_turn_waits_for_its_own_approvals_only(harness: Harness, broker: Broke
     with harness.affecting("ana"):
         decide(harness.runtime, UUID(turn["turn_id"]), parse_decision({"call_id": "call_0", "decision": "approve"}))
         assert harness.waker.sessions == [UUID(turn["session_id"])]
-        assert resume(harness, turn)["status"] == "parked"
+        assert harness.resume(turn)["status"] == "parked"
     assert len(broker.sent) == 1
 
 

@@ -79,6 +79,16 @@ def test_the_second_message_in_each_situation(harness: Harness, situation: str, 
     assert harness.turn(first.turn_id)["status"] == ("cancelled" if expected == "cancelled" else "done")
 
 
+def test_a_turn_that_has_begun_takes_no_message_in(harness: Harness) -> None:
+    """With `merge`, a message to a begun turn begins the next one: the begun turn has read what it answers."""
+    session_id = _begun(harness)
+    second = harness.send("second", on_busy="merge")
+    assert second.seq == 2
+    harness.move(31)
+    harness.run(session_id)
+    assert harness.turn(second.turn_id)["status"] == "done"
+
+
 def test_an_interrupted_turn_has_its_code_and_no_reply(harness: Harness) -> None:
     """An interruption cancels begun and waiting turns with the code `TURN_CANCELLED` and without a reply."""
     session_id = _open_calls(harness)
