@@ -176,7 +176,7 @@ def test_a_call_past_its_time_limit_is_told_to_stop(harness: Harness, probes: bo
     harness.send()
     Runner(runtime, "harness").run(sent.session_id)
     assert [each.is_set() for each in told] == [True]
-    assert [row.content for row in harness.sql("SELECT content FROM messages WHERE role = 'tool'")][-1] == "False"
+    assert harness.results()[-1] == "False"
     release.set()
     assert stopped.wait(PATIENCE_S)
     until(lambda: runtime.leaks.count == 0, "the thread ends")
