@@ -27,7 +27,7 @@ from pydantic_core import SchemaError
 from perdure.errors import ModelRetry, PerdureError, SettingsError
 from perdure.models.schemas import WithoutTitles, enforceable
 from perdure.text import declarations, untrusted
-from perdure.text.json_replies import values_in, without_fence
+from perdure.text.json_replies import begins_json, values_in, without_fence
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class OutputType:
                 yield written
 
     def written(self, text: str) -> Iterator[Any]:
-        """The JSON values that the text may mean, the whole text first."""
+        """The JSON values that the text may mean, the whole text first. JSON that was cut off means nothing."""
         text = without_fence(text.strip())
         try:
             whole, end = untrusted.load_value(text, 0)
@@ -159,7 +159,7 @@ class OutputType:
                 yield each[_MEMBER]
             else:
                 yield each
-        if self._is_wrapped and not found:  # a bare word of an enumeration
+        if self._is_wrapped and not found and not begins_json(text):  # a bare word of an enumeration
             yield text
 
 

@@ -97,7 +97,8 @@ def test_reads_what_models_write(given: Any, text: str, data: Any) -> None:
     [
         (Order, "Sure!", "it is not JSON"),
         (Order, '{"items": [{"title": 3, "amount": 0}]}', "items.0.title: must be a string; items.0.amount: must be"),
-        (Order, '{"items": [], "items": []}', "the value: must be a JSON object"),
+        (Order, '{"items": [], "items": []}', "it is not JSON"),
+        (Order, "[]", "the value: must be a JSON object"),
         (int, "three", "the value: must be a valid integer"),
         (Point, '{"x": NaN, "y": 1}', "it is not JSON"),
     ],
@@ -109,6 +110,46 @@ def test_says_what_does_not_fit(given: Any, text: str, said: str) -> None:
         output.read(text)
     assert said in caught.value.message
     assert json.dumps(output.schema) in caught.value.message
+
+
+class Options(BaseModel):
+    title: str = ""
+    lines: list[Item] = []
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (Options, '{"title": "all", "lines": [{"title": "pen", "amount": 3}, {"title": "pa'),
+        (Options, '{"lines": [{"title": "pen"}, {"title": "paper"},], "title": "all"}'),
+        (Options, '{"lines": [{"title": "pen", "amount": NaN}, {"title": "paper"}], "title": "all"}'),
+        (Options, '[1, {"title": "pen"}, {"ti'),
+        (Options, 'Here: {"title": "a \\"} quote", "lines": [{"title": "pen"}, {"ti'),
+        (Options, '```json\n{"lines": [{"title": "pen"}, {"ti'),
+        (Tree, '{"children": [{"children": []}, {"children": ['),
+        (dict[str, Any], '{"of": {"one": 1}, "and": {"tw'),
+        (Annotated[str, Field(max_length=100)], '{"output": "half of the answ'),
+        (Annotated[str, Field(max_length=100)], '{\n  "output": "he said "no""}'),
+    ],
+)
+def test_a_part_of_broken_json_is_no_answer(given: Any, text: str) -> None:
+    """Of a reply that was cut off, or that is not valid, an inner object may fit a type whose members have defaults."""
+    with pytest.raises(ModelRetry, match="it is not JSON"):
+        _of(given).read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I wrote {"lines": [{"title": "draft"},]}, which is not JSON. So: {"title": "all"}',
+        'Fill in {title} and [see below] as {"title": "all"}',
+        '{{"title": "all"}}',
+        '["not closed" in prose, [2, 3} and ]: {"title": "all"}',
+    ],
+)
+def test_json_after_broken_json_is_the_answer(text: str) -> None:
+    """The end of what is broken is known by its brackets."""
+    assert _of(Options).read(text) == Options(title="all")
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.text.untrusted.load_object": suppressing(untrusted.load_object, ValueError),
     "perdure.text.untrusted.load_value": suppressing(lambda given: untrusted.load_value(given, 0), ValueError),
     "perdure.text.json_replies.values_in": lambda given: list(json_replies.values_in(given)),
+    "perdure.text.json_replies.begins_json": json_replies.begins_json,
     "perdure.text.json_replies.without_fence": json_replies.without_fence,
     "perdure.tools.registry.refusal_of": lambda given: registry.refusal_of("Refused", given, {}),
     "perdure.tools.registry.load_arguments": suppressing(lambda text: registry.load_arguments(text, {}), ValueError),
