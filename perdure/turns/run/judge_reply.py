@@ -7,7 +7,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from perdure.errors import InvalidResponse, ModelRetry, PerdureError, loggable
+from perdure.errors import ContentFiltered, InvalidResponse, ModelRetry, PerdureError, loggable
+from perdure.models import endings
 from perdure.output import MOST_REPAIRS, OutputType
 from perdure.turns.additions import RequestedOutput
 from perdure.turns.outcome import Failed, Replied
@@ -18,9 +19,14 @@ log = logging.getLogger(__name__)
 
 
 def judge(reply: Entry, hooks: TurnHooks) -> Replied | Failed | Entry:
-    """The turn's end with the reply, or the entry of a rejected reply, after which the model answers again."""
+    """The turn's end with the reply, or the entry of a rejected reply, after which the model answers again.
+
+    The words of a model that refuses are no output, whatever its type, and the model is not asked again.
+    """
     transcript = hooks.transcript
     output = hooks.agent.output_type or hooks.turn.additions.output_type
+    if output is not None and reply.stop_reason == endings.REFUSAL:
+        return Failed(ContentFiltered("The model refused to answer this."), rejected=(reply,))
     try:
         value = reply.content if output is None else output.read(reply.content)
         hooks.check_output(value)

@@ -12,11 +12,13 @@ from pydantic import BaseModel, BeforeValidator, Field
 from perdure import Agent, GuardRejected, ModelRetry, Replace, TurnEnding, required, tool
 from perdure.agents import Agents
 from perdure.database.engine import Moment
+from perdure.models.protocol import ModelReply, Usage
 from perdure.output import OutputType
 from perdure.turns import outbox
 from tests.models.endpoints import model_of
 from tests.models.openai_server import Answer, Call, OpenAIServer, Status
 from tests.turns.harness import Harness
+from tests.turns.scripted import says, spoken
 
 
 class Order(BaseModel):
@@ -99,6 +101,24 @@ def test_a_model_that_never_fits_fails_the_turn(harness: Harness, server: OpenAI
     assert "data" not in turn["reply"]
     assert len(server.requests) == 3
     assert harness.ask("again")["reply"]["data"] == DATA
+
+
+@pytest.mark.parametrize("output", [Order, Annotated[str, Field(max_length=100)]])
+def test_a_model_that_refuses_is_not_asked_again(harness: Harness, output: Any) -> None:
+    """Its words are no answer, even to a type that they fit. Later turns do not read the turn."""
+    harness.agents = Agents([Agent("shop", "You take orders.", output=output)])
+    refused = ModelReply("I cannot help with that.", usage=Usage(10, 2), model="scripted", stop_reason="refusal")
+    harness.script(refused, says(ORDER), says(ORDER))
+    sent = harness.send("two teas")
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
+    assert (turn["status"], turn["error"]["code"], turn["steps"]) == ("failed", "CONTENT_FILTERED", 1)
+    assert turn["usage"]["output_tokens"] == 2
+    assert harness.lines(sent.session_id) == [
+        ("user", "two teas"), ("assistant", "The model refused to answer this."),
+    ]  # fmt: skip
+    assert harness.ask("again")["status"] == "done"
+    assert [each.content for each in spoken(harness.model.requests[1])] == ["again"]
 
 
 def test_with_tools_the_output_is_a_tool_of_the_wire_only(harness: Harness, server: OpenAIServer) -> None:
