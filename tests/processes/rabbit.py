@@ -23,6 +23,7 @@ from tests.processes.gateway import free_port
 from tests.programs import missing
 
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_CONTROL = _PROGRAM.with_name("rabbitmqctl")
 _START_S = 100.0
 
 
@@ -48,6 +49,17 @@ class Rabbit:
                 [str(_PROGRAM)], env=self._environment, stdout=out, stderr=out, start_new_session=True
             )
         wait_until(partial(_answers, self.url, self._server), "RabbitMQ answers", _START_S)
+
+    def alarm(self, *, on: bool) -> None:
+        """Set the limit of memory, so that the alarm for memory begins or ends at once."""
+        self.control("set_vm_memory_high_watermark", "0.00001" if on else "0.9")
+
+    def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl`; returns its output."""
+        argv = [str(_CONTROL), "-q", *arguments]
+        return subprocess.run(
+            argv, env=self._environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
 
     def kill(self) -> None:
         """End the broker with SIGKILL, if it was started."""

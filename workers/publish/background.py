@@ -23,6 +23,7 @@ from perdure.errors import loggable
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import PRIORITIES, broker_priority
+from perdure.workers.publish.alarms import publishing
 from perdure.workers.publish.queues import RETRY_ONCE, concerns_one
 from perdure.workers.publish.wake import ENOUGH, PAUSE_S, CeleryWaker
 
@@ -125,7 +126,7 @@ class BackgroundWaker(CeleryWaker):
         failed: Exception | None = None
         for _ in range(_TRIES):
             try:
-                with self.app.producer_or_acquire() as producer, producer.batch():
+                with publishing(self.app, PAUSE_S) as producer, producer.batch():
                     self._send(producer, wakes)
             except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
                 failed = error

@@ -28,6 +28,7 @@ from perdure.tasks.arguments import described
 from perdure.text.untrusted import error_summary
 from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskRuns, TaskSent
 from perdure.workers.celery_application import connected_app, transport_options
+from perdure.workers.publish.alarms import publishing
 from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one
 from perdure.workers.publish.wake import PAUSE_S
 
@@ -91,7 +92,7 @@ class CeleryCalls:
             log.exception("the task %s cannot be sent", call.task)
             return TaskSent.NO
         try:
-            with self._app.producer_or_acquire() as producer:
+            with publishing(self._app, _WAIT_S) as producer:
                 options |= self._reach(producer, options)
                 reached = True
                 self._app.amqp.send_task_message(producer, call.task, message, **{**options, **_SENDING})

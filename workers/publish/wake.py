@@ -18,6 +18,7 @@ from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import broker_priority, make_app
+from perdure.workers.publish.alarms import publishing
 from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one, queue_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class CeleryWaker:
             if time.monotonic() < self._unavailable_until:
                 return False
         try:
-            with self._app.producer_or_acquire() as producer:
+            with publishing(self._app, PAUSE_S) as producer:
                 return self.waiting(producer) >= ENOUGH
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             log.debug("the broker does not tell how many wake-ups wait: %s", loggable(error))
@@ -132,7 +133,7 @@ class CeleryWaker:
             if time.monotonic() < self._unavailable_until:
                 return False
         try:
-            with self._app.producer_or_acquire() as producer:
+            with publishing(self._app, PAUSE_S) as producer:
                 if (queue := options.get("queue")) is not None and queue not in QUEUES:
                     options |= by_name(producer, queue_of(self._app, queue), PAUSE_S)
                 self._app.send_task(

@@ -1,0 +1,93 @@
+"""A RabbitMQ with an alarm for memory or disk reads nothing from publishers, and keeps their connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kombu import Connection, Queue
+
+from perdure.assembly import Addresses
+from perdure.settings import Settings
+from perdure.tools.awaited.port import TaskCall, TaskSent
+from perdure.workers.publish.background import BackgroundWaker
+from perdure.workers.publish.calls import CeleryCalls
+from perdure.workers.publish.wake import CeleryWaker
+from tests.processes.faults import wait_until
+from tests.processes.rabbit import Rabbit
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
+
+ATTEMPTS = 4
+QUEUE = "deliveries"
+SETTINGS = Settings(_env_file=None)
+
+Publish = Callable[[], bool]
+"""Publishes one task to `QUEUE`; returns whether the broker accepted it."""
+
+
+@pytest.fixture(scope="module")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    """A broker of this module, whose alarm a test raises."""
+    broker = Rabbit(tmp_path_factory.mktemp("rabbitmq"))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def queue(rabbit: Rabbit) -> Iterator[Any]:
+    """`QUEUE`, which is empty. The alarm ends with the test."""
+    with Connection(rabbit.url) as connection:
+        made = Queue(QUEUE)(connection.default_channel)
+        made.queue_declare()
+        yield made
+        rabbit.alarm(on=False)
+        made.delete()
+
+
+@pytest.fixture(params=["wake", "background", "tool"])
+def publish(request: pytest.FixtureRequest, rabbit: Rabbit) -> Iterator[Publish]:
+    """Each way in which perdure publishes, without the pause after a failure."""
+    where = Addresses("postgresql://", "redis://127.0.0.1:1", rabbit.url)
+    if request.param == "tool":
+        calls = CeleryCalls.at(SETTINGS, where)
+        yield lambda: _unpaused(calls).send(_call()) is TaskSent.YES
+        calls.close()
+        return
+    if request.param == "wake":
+        waker = CeleryWaker(SETTINGS, where)
+        yield lambda: _unpaused(waker).publish("deliveries.send", {}, queue=QUEUE)
+        waker.close()
+        return
+    background = BackgroundWaker(SETTINGS, where)
+    wake: Any = ("deliveries.send", {}, {"queue": QUEUE})
+    yield lambda: background._publish_batch([wake]) is None
+    background.close()
+
+
+def _call() -> TaskCall:
+    task_id = uuid4()
+    return TaskCall(task_id, "shop.take", {}, QUEUE, 60, task_id)
+
+
+def _unpaused(publisher: Any) -> Any:
+    publisher._unavailable_until = 0.0
+    return publisher
+
+
+def test_attempts_during_an_alarm_leave_one_connection(rabbit: Rabbit, queue: Any, publish: Publish) -> None:
+    """RabbitMQ keeps a blocked connection that its client has left. So the client stays, and writes nothing more."""
+    assert publish()
+    rabbit.alarm(on=True)
+    assert [publish() for _ in range(ATTEMPTS)] == [False] * ATTEMPTS
+    assert rabbit.control("list_connections", "state").split().count("blocked") == 1
+    rabbit.alarm(on=False)
+    wait_until(publish, "the broker accepts tasks again")
+    assert publish()
+    wait_until(lambda: queue.queue_declare(passive=True).message_count >= 3, "the tasks arrive")
+    assert queue.queue_declare(passive=True).message_count <= 4, "the attempts during the alarm sent at most one task"
