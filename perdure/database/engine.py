@@ -104,6 +104,8 @@ _RESERVED = 2
 
 _BUSY = "The database is busy; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
+_OF_A_POOLER = "unsupported startup parameter"
+_BEHIND_A_POOLER = "PgBouncer refuses the settings of a connection: set PERDURE_DATABASE_PREPARE=false"
 _REFUSED = {
     "40": _BUSY,
     "53": "The database lacks disk space, memory or connections; please try again.",
@@ -472,7 +474,8 @@ def mapped_errors() -> Iterator[None]:
 
 def _unreachable(error: BaseException | None) -> Unavailable:
     """`Unavailable` with the first line of the driver's error, which is about the connection and has no values."""
-    return Unavailable(_UNREACHABLE, reason=first_line(str(error)))
+    reason = first_line(str(error))
+    return Unavailable(_UNREACHABLE, reason=f"{reason}. {_BEHIND_A_POOLER}" if _OF_A_POOLER in reason else reason)
 
 
 def was_refused(error: Unavailable | DBAPIError) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from pytest_celery import CeleryTestSetup
 
+from perdure.database.engine import Database, Statement
+from perdure.errors import Unavailable
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
 from tests.conftest import shared_directory
@@ -63,6 +65,15 @@ def installation(
     made.close()
     if broker_url is not None:
         rabbit.empty_queues(made.waker.app, broker_url)
+
+
+def test_a_pooler_refuses_the_settings_of_a_connection(pooled_url: str) -> None:
+    """The error names the setting with which perdure works behind PgBouncer."""
+    database = Database(pooled_url)
+    with pytest.raises(Unavailable) as raised:
+        database.run(Statement("test.one", "SELECT 1", writes=False), {})
+    database.close()
+    assert raised.value.reason.endswith("set PERDURE_DATABASE_PREPARE=false")
 
 
 adapted = pytest.mark.parametrize(
