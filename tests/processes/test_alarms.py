@@ -91,3 +91,15 @@ def test_attempts_during_an_alarm_leave_one_connection(rabbit: Rabbit, queue: An
     assert publish()
     wait_until(lambda: queue.queue_declare(passive=True).message_count >= 3, "the tasks arrive")
     assert queue.queue_declare(passive=True).message_count <= 4, "the attempts during the alarm sent at most one task"
+
+
+def test_a_process_that_has_published_during_an_alarm_reports_the_broker(rabbit: Rabbit, queue: Any) -> None:
+    """`/readyz` and the metrics of a gateway show that no wake-up is accepted, and when the alarm is over."""
+    waker = CeleryWaker(SETTINGS, Addresses("postgresql://", "redis://127.0.0.1:1", rabbit.url))
+    assert waker.reachable()
+    rabbit.alarm(on=True)
+    assert not waker.publish("deliveries.send", {}, queue=QUEUE)
+    assert not waker.reachable()
+    rabbit.alarm(on=False)
+    wait_until(waker.reachable, "the alarm is over")
+    waker.close()

@@ -17,7 +17,7 @@ from perdure.errors import loggable
 from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
-from perdure.workers.celery_application import broker_priority, make_app
+from perdure.workers.celery_application import broker_priority, is_amqp, make_app
 from perdure.workers.publish.alarms import publishing
 from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one, queue_of
 
@@ -173,12 +173,18 @@ class CeleryWaker:
         return answers
 
     def reachable(self) -> bool:
-        """Connect to the broker; returns whether the connection succeeds."""
+        """Connect to the broker; returns whether the connection succeeds.
+
+        False, too, while RabbitMQ blocks the connection on which this process has published last.
+        """
         try:
             with self._app.connection_for_write() as connection:
                 tries = max(len(connection.alt), 1)  # each server of several
                 connection.ensure_connection(max_retries=tries, interval_start=0, timeout=PAUSE_S)
                 connection.default_channel.close()
+            if is_amqp(self._broker_url):
+                with publishing(self._app, PAUSE_S):
+                    pass
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             log.debug("the broker cannot be reached: %s", loggable(error))
             return False
