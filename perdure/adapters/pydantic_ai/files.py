@@ -1,10 +1,13 @@
-"""Files that tools of adapted agents return, such as images: `BinaryContent`, `ImageUrl` and `DocumentUrl`.
+"""Files that tools of adapted agents return (`BinaryContent`, `ImageUrl` and `DocumentUrl`), and files of models.
 
 Each is stored as a file of the user, like a `perdure.File` (`files.results`), when its tool returns; a URL is read
 then, so what the model is sent later never changes. The row of the call's result names the files in its text. What
 pydantic-ai writes to JSON has, in place of the bytes, a reference:
 
     {"kind": "perdure-file", "file_id": …, "description": LINE, and the members of the `BinaryContent` but `data`}
+
+A file that a model makes (`FilePart`), and one in an output, is stored before its reply is committed. The text of the
+reply names it. In place of one that is refused stands a line that says why.
 
 These names are stored data: a test pins them. A model request has the bytes of the files that fit into the prompt, and
 the descriptions of the others.
@@ -26,27 +29,29 @@ from perdure.access.tenants import UserKey
 from perdure.database.engine import as_json
 from perdure.errors import InvalidRequest, NotFound, RateLimited, TooLarge, loggable
 from perdure.files.kinds import IMAGES, PDF
+from perdure.files.parts import describe
 from perdure.files.results import File, named_in
 from perdure.files.store import Call, Files
+from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
 
 STORED = "perdure-file"
 
-_BINARY = "binary"
+_BINARY, _FILE = "binary", "file"
 _URLS = {"image-url": IMAGES, "document-url": (PDF,)}
 """The kinds of URLs that are read, with the types of the files that they may lead to."""
 
 
 class ResultFiles:
-    """The files in the results of a turn's tools. Threads of calls may share it."""
+    """The files in the results of a turn's tools, in its replies and its output. Threads of calls may share it."""
 
     def __init__(self, files: Files, user: UserKey, session_id: UUID) -> None:
         self._files = files
         self._user = user
         self._session_id = session_id
-        self._stored: dict[bytes, dict[str, Any]] = {}
-        """The references, by the hash of the bytes."""
+        self._stored: dict[bytes, Any] = {}
+        """The references, by the hash of the bytes. Of a file of a reply that was refused, a line."""
 
     def take(self, payload: dict[str, Any], effect_id: UUID) -> tuple[dict[str, Any], dict[str, Any]]:
         """Store the files of a `CallToolResult`, given as JSON values.
@@ -70,11 +75,55 @@ class ResultFiles:
         item, name = found, found.get("identifier")
         if name == BinaryContent(data, media_type=item["media_type"]).identifier:
             name = None  # pydantic-ai made it of the data
-        line = self._files.attach(self._user, Call(effect_id, self._session_id), File(data, name, item["media_type"]))
+        stored[sha256(data).digest()] = self._attached(item, File(data, name, item["media_type"]), effect_id)
+        return item
+
+    def _attached(self, item: Mapping[str, Any], file: File, maker_id: UUID) -> dict[str, Any]:
+        """Store a file; returns its reference. `maker_id`: of the call, or of the turn whose reply has it.
+
+        Raises:
+            PerdureError: it cannot be stored.
+        """
+        line = self._files.attach(self._user, Call(maker_id, self._session_id), file)
         [(file_id, _)] = named_in(line)
         kept = {member: value for member, value in item.items() if member != "data"}
-        stored[sha256(data).digest()] = {**kept, "kind": STORED, "file_id": str(file_id), "description": line}
-        return item
+        return {**kept, "kind": STORED, "file_id": str(file_id), "description": line}
+
+    def take_reply(self, record: Mapping[str, Any], turn_id: UUID) -> dict[str, Any]:
+        """Store the files of a reply, given as JSON values; returns it with references to them.
+
+        Raises:
+            PerdureError: a file cannot be stored now.
+        """
+        parts = [
+            {**part, "content": self.take_made(part["content"], turn_id)} if part.get("part_kind") == _FILE else part
+            for part in record["parts"]
+        ]
+        return {**record, "parts": parts}
+
+    def take_made(self, value: Any, turn_id: UUID) -> Any:
+        """Store the files in JSON values that a reply or an output of the turn has; returns them with references.
+
+        A line stands for a file that is refused.
+
+        Raises:
+            PerdureError: a file cannot be stored now.
+        """
+        return _replaced(value, partial(self._made, turn_id=turn_id))
+
+    def _made(self, item: Mapping[str, Any], turn_id: UUID) -> Any:
+        if (data := _data_of(item)) is None:
+            return item
+        digest = sha256(data).digest()
+        if digest not in self._stored:
+            try:
+                self._stored[digest] = self._attached(item, File(data, None, item["media_type"]), turn_id)
+            except (InvalidRequest, TooLarge) as error:
+                log.warning("turn %s: a file that its model made is not stored: %s", turn_id, loggable(error))
+                kind = "image" if item["media_type"] in IMAGES else "file"
+                known = {"type": kind, "media_type": first_line(item["media_type"], 100), "size": len(data)}
+                self._stored[digest] = describe(known, f"it was not stored: {error.message}")
+        return self._stored[digest]
 
     def _read(self, item: Mapping[str, Any]) -> dict[str, Any] | None:
         """The file at a URL, as a binary item; `None` if it cannot be read, or is of another kind."""
@@ -113,10 +162,30 @@ class ResultFiles:
         return data
 
 
+def lines_of(record: Mapping[str, Any]) -> list[str]:
+    """The lines about the files of a reply's record."""
+    contents = [part["content"] for part in record["parts"] if part.get("part_kind") == _FILE]
+    lines = [each["description"] if is_reference(each) else each for each in contents]
+    return [each for each in lines if isinstance(each, str)]
+
+
+def with_texts(message: Any) -> Any:
+    """The JSON of a message in which a text stands for each file of a reply that is only described."""
+    if not isinstance(message, dict) or message.get("kind") != "response":
+        return message
+    parts = [
+        {"part_kind": "text", "content": part["content"]}
+        if part.get("part_kind") == _FILE and isinstance(part.get("content"), str)
+        else part
+        for part in message.get("parts", ())
+    ]
+    return {**message, "parts": parts}
+
+
 def described(value: Any) -> Any:
     """JSON values with the descriptions of the files that they refer to. A list of files and texts becomes a text."""
     found = filled(value, lambda _: None)
-    if isinstance(value, list) and any(_is_reference(each) for each in value):
+    if isinstance(value, list) and any(is_reference(each) for each in value):
         return "\n".join(each if isinstance(each, str) else as_json(each) for each in found)
     return found
 
@@ -125,7 +194,7 @@ def filled(value: Any, data: Callable[[Mapping[str, Any]], bytes | None]) -> Any
     """JSON values with the bytes of the files that they refer to. `data` returns `None` for those to describe."""
 
     def binary(item: Mapping[str, Any]) -> Any:
-        if not _is_reference(item):
+        if not is_reference(item):
             return item
         found = data(item)
         if found is None:
@@ -141,7 +210,7 @@ def descriptions(value: Any) -> list[str]:
     found: list[str] = []
 
     def note(item: Mapping[str, Any]) -> Any:
-        found.extend([item["description"]] if _is_reference(item) else [])
+        found.extend([item["description"]] if is_reference(item) else [])
         return item
 
     _replaced(value, note)
@@ -162,7 +231,8 @@ def _replaced(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
 _KINDS = frozenset({STORED, _BINARY, *_URLS})
 
 
-def _is_reference(item: Any) -> bool:
+def is_reference(item: Any) -> bool:
+    """Whether JSON values are a reference to a stored file."""
     return (
         isinstance(item, dict)
         and item.get("kind") == STORED
@@ -171,7 +241,7 @@ def _is_reference(item: Any) -> bool:
     )
 
 
-def _reference(stored: Mapping[bytes, dict[str, Any]], item: Mapping[str, Any]) -> Any:
+def _reference(stored: Mapping[bytes, Any], item: Mapping[str, Any]) -> Any:
     data = _data_of(item)
     return item if data is None else stored.get(sha256(data).digest(), item)
 

@@ -4,7 +4,8 @@ A reply is the row of the assistant, and the results of its calls are rows of to
 every channel, memory and erasure treat the conversation like any other. What the rows cannot express (signatures,
 thoughts, files, the shape of a result) is in the column `opaque`, as pydantic-ai writes it to JSON:
 
-    the assistant's row       {"response": MESSAGE}; of a reply that was rejected, also `requests` and `usage`
+    the assistant's row       {"response": MESSAGE}; for files: `files`; of a reply that was rejected, also `requests`
+                              and `usage`
     the last row of a round   {"requests": [MESSAGE, …]}: what the model received after the reply; for files: `files`;
                               {"usage": {…}}: the turn's usage until then, with what tools added to it
     a rendered output         {"output": true}: no message of the model, so it is not part of its history
@@ -44,7 +45,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RequestUsage, RunUsage
 from pydantic_core import to_jsonable_python
 
-from perdure.adapters.pydantic_ai.files import filled
+from perdure.adapters.pydantic_ai.files import filled, is_reference, lines_of, with_texts
 from perdure.models import endings
 from perdure.models.adapted.messages import usage_of
 from perdure.models.protocol import Attachment, Message, ModelReply, Opaque, Role, ToolCall
@@ -75,10 +76,13 @@ class Unreadable(Exception):
 
 
 def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterable[str]) -> tuple[ModelReply, Entry]:
-    """The reply as the engine judges it, and its row. `record` is the response as `units.CODEC` writes it."""
+    """The reply as the engine judges it, and its row. `record` is the response as `units.CODEC` writes it.
+
+    The text names the files to which `record` refers.
+    """
     calls = tuple(ToolCall(each.tool_call_id, each.tool_name, each.args_as_json_str()) for each in response.tool_calls)
     made = ModelReply(
-        response.text or "",
+        naming(response.text or "", lines_of(record)),
         calls,
         usage_of(record["usage"]),
         response.model_name or "",
@@ -86,6 +90,38 @@ def reply_of(response: ModelResponse, record: Any, turn_id: UUID, taken: Iterabl
         opaque=_opaque({RESPONSE: record}),
     )
     return made, reply_entry(turn_id, made, frozenset(taken))
+
+
+def is_text_of(reply: Entry, text: str) -> bool:
+    """Whether `text` is what the model wrote in the reply, to which the lines about its files are added."""
+    return reply.content == naming(text, made_in(reply))
+
+
+def is_file_of(reply: Entry, data: Any) -> bool:
+    """Whether an output is a file of the reply, or the line in place of one that was refused."""
+    return (data["description"] if is_reference(data) else data) in made_in(reply)
+
+
+def made_in(reply: Entry) -> list[str]:
+    """The lines about the files of a reply."""
+    return lines_of(reply.opaque.parts[RESPONSE]) if _has_response(reply) else []  # type: ignore[union-attr]
+
+
+def made_before(entries: Iterable[Entry]) -> list[str]:
+    """The lines about the files of a turn's earlier replies, those that had calls or no text, without repetitions."""
+    replies = [entry for entry in entries if _has_response(entry)]
+    return list(
+        dict.fromkeys(line for each in replies if each.tool_calls or is_text_of(each, "") for line in made_in(each))
+    )
+
+
+def naming(text: str, lines: Iterable[str]) -> str:
+    """The text with the lines about files."""
+    return "\n".join([*([text] if text else []), *lines])
+
+
+def _has_response(entry: Entry) -> bool:
+    return _is_ours(entry) and entry.opaque is not None and RESPONSE in entry.opaque.parts
 
 
 def with_requests(
@@ -112,7 +148,9 @@ def as_json(output: Any) -> Any:
 
 
 def as_text(data: Any) -> str:
-    """The text of an output that is no text."""
+    """The text of an output that is no text: its JSON, or the line about a file."""
+    if is_reference(data):
+        return str(data["description"])
     return "" if data is None else json.dumps(data, ensure_ascii=False)
 
 
@@ -280,8 +318,9 @@ def _stored(entry: Entry, member: str, data: Data, *, is_strict: bool) -> list[M
     """
     if not _is_ours(entry) or entry.opaque is None or (record := entry.opaque.parts.get(member)) is None:
         return []
+    found = filled(record if isinstance(record, list) else [record], data)
     try:
-        return ModelMessagesTypeAdapter.validate_python(filled(record if isinstance(record, list) else [record], data))
+        return ModelMessagesTypeAdapter.validate_python([with_texts(each) for each in found])
     except ValidationError as error:
         if is_strict:
             raise Unreadable from error

@@ -492,6 +492,8 @@ class AdaptedTurn(Turn):
         self._note(asked)
         self._answer = answer = _Answer(payload, asked.parameters, model_id, asked.context.run_step)
         made, self._pending = self._reply(answer)
+        if self.streams and (lines := made.content.removeprefix(answer.response.text or "")):
+            self._text.delta(lines)
         if endings.normalized(made.stop_reason) == endings.CONTENT_FILTER:
             raise ContentFiltered(
                 "The model's provider does not allow an answer to this: its content filter stopped it."
@@ -686,8 +688,15 @@ class AdaptedTurn(Turn):
         return response, *messages.reply_of(response, record, self._row.turn_id, self.transcript.call_ids)
 
     def _reply(self, answer: _Answer) -> tuple[ModelReply, Entry]:
-        """The reply as the engine judges it, and its row."""
-        _, made, reply = self._read_reply(answer.payload, answer.model_id)
+        """The reply as the engine judges it, and its row. Its files are stored.
+
+        Raises:
+            PerdureError: a file cannot be stored now.
+        """
+        response, *_ = self._read_reply(answer.payload, answer.model_id)
+        record = {**answer.payload, "model_id": response.model_id or answer.model_id}
+        stored = self._result_files.take_reply(record, self._row.turn_id)
+        made, reply = messages.reply_of(response, stored, self._row.turn_id, self.transcript.call_ids)
         used = reply.usage if self._dropped is None else self._dropped + (reply.usage or Usage())
         return made, replace(reply, prompt=self._record, usage=used)
 
@@ -764,7 +773,13 @@ class AdaptedTurn(Turn):
         """
         model, most_bytes = self._model, self._runtime.settings.files.prompt_bytes
         media_types = read_by(model.own) if isinstance(model, OwnModel) else {*IMAGES, PDF}
-        limits = FileLimits(media_types, self._limits.budget_files, most_bytes, is_strict=self._halvings > 0)
+        limits = FileLimits(
+            media_types,
+            self._limits.budget_files,
+            most_bytes,
+            is_strict=self._halvings > 0,
+            naming=(Role.TOOL, Role.ASSISTANT),
+        )
         rendered = messages_by_entry(*fitting, self._runtime.files, limits, self._row.user_id)
         found = {
             id(entry): each[0]
@@ -805,11 +820,15 @@ class AdaptedTurn(Turn):
 
     def _conclude(self, result: AgentRunResult[Any]) -> Replied:
         """The turn's reply: the text of the last reply, or the output as text."""
-        data = None if isinstance(result.output, str) else messages.as_json(result.output)
+        data = None if isinstance(result.output, str) else self._data(result.output)
         text = storable(result.output) if isinstance(result.output, str) else messages.as_text(data)
-        pending = self._pending
-        if pending is not None and not pending.tool_calls and (data is not None or text == pending.content):
-            return Replied(self._with_data(pending, data), data)
+        pending, earlier = self._pending, []
+        if isinstance(result.output, str):
+            earlier = messages.made_before(self.transcript.present)
+        if pending is not None and not pending.tool_calls and (data is not None or messages.is_text_of(pending, text)):
+            return Replied(self._naming(self._with_data(pending, data), earlier), data)
+        if pending is not None and isinstance(result.output, str):
+            earlier = [*messages.made_in(pending), *earlier]
         calls, requests = self._calls, messages.last_requests(result.all_messages())
         closing, results = self._round(requests, result.usage)
         if calls is not None and calls.runs_tools:
@@ -817,13 +836,28 @@ class AdaptedTurn(Turn):
             closing = []
         elif calls is not None:
             calls.close(results)
-        return Replied(messages.rendered(self._row.turn_id, text), data, tuple(closing), is_step=False)
+        return Replied(
+            messages.rendered(self._row.turn_id, messages.naming(text, earlier)), data, tuple(closing), is_step=False
+        )
+
+    def _naming(self, reply: Entry, lines: Sequence[str]) -> Entry:
+        """The turn's reply with the lines about files of earlier replies."""
+        lines = [each for each in lines if each not in reply.content]
+        if not lines:
+            return reply
+        if self.streams:
+            self._text.delta("\n" + "\n".join(lines))
+        return replace(reply, content=messages.naming(reply.content, lines))
+
+    def _data(self, output: Any) -> Any:
+        """An output that is no text, as JSON values with references to its files."""
+        return self._result_files.take_made(messages.as_json(output), self._row.turn_id)
 
     def _with_data(self, reply: Entry, data: Any) -> Entry:
         """The reply with the JSON of its data as text: what the model wrote, unless that has anything else."""
         with suppress(ValueError, RecursionError):
-            if data is None or not reply.content or json.loads(reply.content) == data:
-                return reply  # without a text, the output is a file
+            if data is None or messages.is_file_of(reply, data) or json.loads(reply.content) == data:
+                return reply
         self._text.rewind()
         return replace(reply, content=messages.as_text(data))
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import httpx2
 from pydantic_ai.messages import (
+    FilePart,
     ModelResponse,
     ModelResponsePart,
     ModelResponsePartDelta,
@@ -55,8 +56,11 @@ from perdure.models.providers.reply import MAX_REPLY_CHARS, ReplyDraft
 from perdure.models.providers.wire_names import WireNames
 from perdure.models.schemas import offerable
 from perdure.models.thoughts import ThoughtTags
+from perdure.text.untrusted import first_line
 
 log = logging.getLogger(__name__)
+
+_NOT_KEPT = "it was not stored: only an agent of pydantic-ai keeps the files that its model makes"
 
 DEFAULT_READS = ("images", "pdf")
 """The kinds of files that models are sent, unless they have refused some."""
@@ -341,6 +345,8 @@ class _Reading:
         if isinstance(refusal, str) and refusal:
             self._text(refusal)
             reason = endings.REFUSAL
+        lines = self._lines_of_files(response)
+        self._text(lines)
         calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
         for part in calls:
             self._draft.extend_call(call := self._draft.add_call(), name=part.tool_name, arguments=arguments_of(part))
@@ -354,9 +360,26 @@ class _Reading:
         rest, reply = self._draft.finish()
         self._show(rest)
         parts = self._without_tags(response.parts, is_proper=not calls and endings.is_proper(reason))
+        parts += [TextPart(lines)] if lines else []
         kept = replace(response, parts=parts)
         opaque = self._sender.opaque(kept) if text_of(parts) == reply.content else None
         return replace(reply, opaque=opaque)
+
+    @staticmethod
+    def _lines_of_files(response: ModelResponse) -> str:
+        """What stands at the end of the text for the files that the model made, which are not kept."""
+        files = [part.content for part in response.parts if isinstance(part, FilePart)]
+        if not files:
+            return ""
+        log.warning(
+            "%s: the files of a reply are left out: an agent of perdure does not keep them", response.model_name
+        )
+        lines = [
+            f"[{'image' if each.is_image else 'file'}: {first_line(each.media_type, 100)}, {len(each.data)} bytes; "
+            f"{_NOT_KEPT}]"
+            for each in files
+        ]
+        return "\n".join([*([""] if text_of(response.parts) else []), *lines])
 
     def _text(self, text: str) -> None:
         self._show(self._draft.add_text(text))
@@ -376,7 +399,7 @@ class _Reading:
                 _, text = self._tags.split(_OPENING + part.content)
                 found.append(TextPart(text + self._tags.close()[1]))
             else:
-                found.append(part)
+                found.extend([] if isinstance(part, FilePart) else [part])
         if rest := self._tags.finish(is_proper=is_proper)[1]:
             found.append(TextPart(rest))
         return [part for part in found if not (isinstance(part, TextPart) and _is_empty(part))]

@@ -34,13 +34,14 @@ _END = "[end of the file]"
 class FileLimits:
     """What of the files a prompt has: types in `media_types`, within `tokens` and `size` bytes.
 
-    `is_strict`: the files of the present turn count towards `tokens`, too.
+    `is_strict`: the files of the present turn count towards `tokens`, too. `naming`: the roles whose texts name files.
     """
 
     media_types: Collection[str]
     tokens: int
     size: int
     is_strict: bool = False
+    naming: Collection[Role] = (Role.TOOL,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def messages_by_entry(
         Unavailable: the database cannot be reached.
     """
     entries = [*earlier, *present]
-    results = [entry for entry in entries if entry.role is Role.TOOL and "; file " in entry.content]
+    results = [entry for entry in entries if entry.role in limits.naming and "; file " in entry.content]
     named = {id(entry): named_in(entry.content) for entry in results}
     wanted = [UUID(part["file_id"]) for entry in entries for part in entry.parts]
     if not wanted and not results:
@@ -97,11 +98,11 @@ def messages_by_entry(
 
 
 def files_of_results(rendered: Iterable[Message]) -> dict[UUID, bytes]:
-    """The files of tools' results that are sent, from what `messages_by_entry` returned."""
+    """The files of tools' results and of replies that are sent, from what `messages_by_entry` returned."""
     return {
         file_id: attached.data
         for message in rendered
-        if message.role is Role.TOOL and message.files
+        if message.role is not Role.USER and message.files
         for file_id, end in named_in(message.content)
         for attached in message.files
         if attached.end == end

@@ -57,9 +57,10 @@ class Scripting:
         self.lines = list(lines)
         self.seen: list[list[ModelMessage]] = []
         self.instructions: list[str | None] = []
-        self.model = FunctionModel(self._answer)
+        self.model = FunctionModel(self.answer)
 
-    def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        """The next line."""
         self.seen.append(list(messages))
         self.instructions.append(info.instructions)
         line = self.lines.pop(0)
@@ -318,7 +319,7 @@ def test_a_call_may_ask_for_approval_while_it_runs(harness: Harness) -> None:
     assert ran == [f"paid 5 {rows[0].effect_id}", f"paid 500 {rows[1].effect_id}"]
 
 
-def _stream(harness: Harness) -> list[str]:
+def streamed(harness: Harness) -> list[str]:
     """Let the turns stream; returns the texts that are shown."""
     seen: list[str] = []
 
@@ -346,7 +347,7 @@ def test_text_of_a_streaming_model_reaches_the_turns_events(harness: Harness) ->
         for word in ("to", "day"):
             yield word
 
-    seen = _stream(harness)
+    seen = streamed(harness)
     _use(harness, PydanticAgent(name="assistant"), FunctionModel(stream_function=stream))
     assert harness.ask()["reply"]["text"] == "today"
     assert "".join(seen) == "today"
@@ -407,7 +408,7 @@ def test_a_response_that_ended_early_is_no_reply(
     harness: Harness, server: OpenAIServer, paid: list[int], *, streams: bool
 ) -> None:
     """Its call does not run and its text is withdrawn: the model is asked again, as one of perdure's own."""
-    seen = _stream(harness) if streams else []
+    seen = streamed(harness) if streams else []
     payment = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"amount": 1}'}}
     message = {"role": "assistant", "content": "I pay", "tool_calls": [{"index": 0, **payment}]}
     whole = {**server.whole(Answer(""), "m"), "choices": [{"index": 0, "message": message, "finish_reason": None}]}

@@ -18,7 +18,7 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure import effect
 from perdure.turns.lease.claim import Ran
-from tests.adapters.pydantic_ai.test_agents import Scripting, _call, _stream, _use
+from tests.adapters.pydantic_ai.test_agents import Scripting, _call, _use, streamed
 from tests.turns.harness import Harness
 from tests.turns.test_cost import counted
 
@@ -83,7 +83,7 @@ def test_what_was_streamed_is_withdrawn(harness: Harness) -> None:
         for word in ("the ", "secret"):
             yield word
 
-    seen = _stream(harness)
+    seen = streamed(harness)
     bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(_redacted)])
     _use(harness, bare, FunctionModel(stream_function=stream))
     assert harness.ask()["reply"]["text"] == "[redacted]"
@@ -223,7 +223,7 @@ def test_a_reply_that_a_hook_drops_is_no_message(harness: Harness, line: Any) ->
     bare.tool_plain(name="look")(_look)
     model = Scripting(line, "good", "fine")
     _use(harness, bare, model.model)
-    seen = _stream(harness)
+    seen = streamed(harness)
     turn = harness.ask()
     assert harness.lines(UUID(turn["session_id"])) == [("user", "hello"), ("assistant", "good")]
     assert "bad" not in "".join(seen)
@@ -262,7 +262,7 @@ def test_what_was_streamed_beside_calls_stays(harness: Harness) -> None:
         if len(messages) < 3:
             yield {0: DeltaToolCall("look", "{}", tool_call_id="c1")}
 
-    seen = _stream(harness)
+    seen = streamed(harness)
     bare = PydanticAgent[Any, Any](name="assistant", capabilities=[Guard(lambda response: response)])
     bare.tool_plain(name="look")(_look)
     _use(harness, bare, FunctionModel(stream_function=stream), memory=False)
