@@ -6,8 +6,8 @@ pydantic-ai writes to JSON has, in place of the bytes, a reference:
 
     {"kind": "perdure-file", "file_id": …, "description": LINE, and the members of the `BinaryContent` but `data`}
 
-A file that a model makes (`FilePart`), and one in an output, is stored before its reply is committed. The text of the
-reply names it. In place of one that is refused stands a line that says why.
+A file that a model makes (`FilePart`, or the sound of a `SpeechPart`), and one in an output, is stored before its reply
+is committed. The text of the reply names it. In place of one that is refused stands a line that says why.
 
 These names are stored data: a test pins them. A model request has the bytes of the files that fit into the prompt, and
 the descriptions of the others.
@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 
 STORED = "perdure-file"
 
-_BINARY, _FILE = "binary", "file"
+_BINARY = "binary"
+_MEMBERS = {"file": "content", "speech": "audio"}
+"""The kinds of parts of a reply that have a file, with the member that is the file."""
+
 _URLS = {"image-url": IMAGES, "document-url": (PDF,)}
 """The kinds of URLs that are read, with the types of the files that they may lead to."""
 
@@ -96,7 +99,7 @@ class ResultFiles:
             PerdureError: a file cannot be stored now.
         """
         parts = [
-            {**part, "content": self.take_made(part["content"], turn_id)} if part.get("part_kind") == _FILE else part
+            {**part, **{name: self.take_made(content, turn_id) for name, content in _made_in(part).items()}}
             for part in record["parts"]
         ]
         return {**record, "parts": parts}
@@ -164,7 +167,7 @@ class ResultFiles:
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
     """The lines about the files of a reply's record."""
-    contents = [part["content"] for part in record["parts"] if part.get("part_kind") == _FILE]
+    contents = [content for part in record["parts"] for content in _made_in(part).values()]
     lines = [each["description"] if is_reference(each) else each for each in contents]
     return [each for each in lines if isinstance(each, str)]
 
@@ -173,13 +176,20 @@ def with_texts(message: Any) -> Any:
     """The JSON of a message in which a text stands for each file of a reply that is only described."""
     if not isinstance(message, dict) or message.get("kind") != "response":
         return message
-    parts = [
-        {"part_kind": "text", "content": part["content"]}
-        if part.get("part_kind") == _FILE and isinstance(part.get("content"), str)
-        else part
-        for part in message.get("parts", ())
-    ]
-    return {**message, "parts": parts}
+    return {**message, "parts": [_with_text(part) for part in message.get("parts", ())]}
+
+
+def _with_text(part: dict[str, Any]) -> dict[str, Any]:
+    found = {name: content for name, content in _made_in(part).items() if isinstance(content, str)}
+    if part.get("transcript"):  # speech without its sound
+        return {**part, **dict.fromkeys(found)}
+    return next(({"part_kind": "text", "content": content} for content in found.values()), part)
+
+
+def _made_in(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of a part of a reply, by the name of its member; empty for other parts."""
+    name = _MEMBERS.get(part.get("part_kind", ""))
+    return {name: part[name]} if name is not None and part.get(name) is not None else {}
 
 
 def described(value: Any) -> Any:

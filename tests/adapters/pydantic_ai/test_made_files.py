@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     ModelResponsePart,
     NativeToolCallPart,
     NativeToolReturnPart,
+    SpeechPart,
     TextPart,
     ToolCallPart,
 )
@@ -220,6 +221,22 @@ def test_an_agent_of_perdure_is_told_what_is_left_out(harness: Harness) -> None:
     assert harness.ask("sure?")["reply"]["text"] == "indeed"
     assert [text_of(_parts(painter.seen[-1], number)) for number in (0, 1)] == [f"a cat\n{line}", line]
     assert ENCODED[:40] not in _rows(harness)
+
+
+@pytest.mark.parametrize("transcript", ["hello", None])
+def test_speech_is_a_file(harness: Harness, transcript: str | None) -> None:
+    """Its sound neither takes the room of the conversation, nor is it lost; the model gets what it said."""
+    sound = BinaryContent(b"\x00\xff" * 150_000, media_type="audio/wav")
+    spoken = SpeechPart(speaker="assistant", transcript=transcript, audio=sound)
+    model = Scripting(*([[spoken]] if transcript else [[spoken], "hello"]), "indeed")
+    _use(harness, model)
+    reply = harness.ask("speak")["reply"]["text"]
+    [file] = harness.sql("SELECT file_id FROM files")
+    line = f"[file: application/octet-stream, 300.0 kB; file {file.file_id}]"
+    assert reply == f"hello\n{line}"
+    harness.ask("sure?")
+    [part] = _parts(model.seen[-1])
+    assert part == TextPart(transcript or line)
 
 
 def test_an_image_beside_a_structured_output(harness: Harness) -> None:
