@@ -213,6 +213,20 @@ def test_a_request_to_the_gateway_continues_the_clients_trace(harness: Harness, 
     assert _parents(spans)[WHOLE] == "accept"
 
 
+def test_the_gateway_exports_no_spans_of_requests(
+    harness: Harness, traces: OtelTraces, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastAPI traces requests by itself once there is a global provider, with paths and queries, so with users' ids."""
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: traces._provider)
+    with TestClient(create_app(harness.runtime, lambda: True), base_url="http://127.0.0.1:8080") as client:
+        sent = client.post("/v1/messages", json={"user_id": "ana", "text": "hello"}).json()
+        assert client.get("/v1/sessions", params={"user_id": "ana"}).status_code == 200
+        assert client.get("/v1/users/ana/export").status_code == 200
+    harness.run(UUID(sent["session_id"]))
+    assert set(_spans(traces, kept)) == {"accept", "queue", WHOLE, "chat offline 1"}
+    assert {each.context.trace_id for each in kept.spans} == {UUID(sent["turn_id"]).int}
+
+
 def test_a_celery_tools_task_has_the_span_of_its_call(harness: Harness, traces: OtelTraces, kept: Kept) -> None:
     """In a header of its message, where Celery's instrumentation looks for it."""
     harness.calls = broker = Broker()

@@ -91,6 +91,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         strict_content_type=False,  # `curl -d` sends JSON as a form
+        telemetry={"tracing": False},  # its spans have paths and queries, so users' ids, and begin traces of their own
     )
     app.state.gateway = gateway
     app.state.chats = ingresses
