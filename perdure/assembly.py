@@ -93,6 +93,15 @@ def database_address(settings: Settings) -> str:
     return found.url
 
 
+def has_embedded_database(settings: Settings) -> bool:
+    """Whether the database is the embedded PostgreSQL, whose URL `perdure up` gives to its processes."""
+    if settings.database_url is None:
+        return True
+    from perdure.servers import postgres
+
+    return postgres.is_of(settings.data_dir / "postgres", settings.database_url.get_secret_value())
+
+
 def migration_address(settings: Settings, environment: Mapping[str, str] | None = None) -> str:
     """The setting `PERDURE_MIGRATE_URL`, else `PERDURE_DATABASE_URL` in `environment`, else `database_address`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perdure.assembly import has_embedded_database
 from perdure.clock import Clock
 from perdure.database.engine import Database
 from perdure.observe.disks import disk_states
@@ -35,5 +36,5 @@ def observed(
         servers,
         breakers,
         broker_reachable=broker_reachable,
-        disks=lambda size: list(disk_states(settings, size)),
+        disks=lambda size: list(disk_states(settings, size, embedded=has_embedded_database(settings))),
     )

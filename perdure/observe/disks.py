@@ -35,14 +35,16 @@ class DiskState:
         return "the disk of PERDURE_DATA_DIR, which has the embedded servers,"
 
 
-def disk_states(settings: Settings, database_bytes: int | None) -> Iterator[DiskState]:
+def disk_states(settings: Settings, database_bytes: int | None, *, embedded: bool) -> Iterator[DiskState]:
     """The disks whose size is known. `database_bytes`: the size of the database, if it was read.
+
+    `embedded`: whether the database is in `PERDURE_DATA_DIR`.
 
     Raises:
         OSError: the data directory cannot be read.
     """
     if settings.database_capacity_gb and database_bytes is not None:
         yield DiskState("database", database_bytes, int(settings.database_capacity_gb * _GB))
-    if settings.database_url is None and settings.data_dir.exists():
+    if embedded and settings.data_dir.exists():
         found = shutil.disk_usage(settings.data_dir)
         yield DiskState("data_dir", found.total - found.free, found.total)

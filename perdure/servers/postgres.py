@@ -90,6 +90,15 @@ def find(directory: Path) -> Endpoint | None:
     return lifecycle.find(_Postgres(directory.resolve()))
 
 
+def is_of(directory: Path, url: str) -> bool:
+    """Whether `url` is the URL of the embedded PostgreSQL of `directory`. That PostgreSQL need not run."""
+    server = _Postgres(directory.resolve())
+    try:
+        return sockets.recorded(server.directory) is not None and server.url() == url
+    except OSError:  # an account that may not read the directory cannot connect to its PostgreSQL either
+        return False
+
+
 @dataclass(frozen=True)
 class _Postgres:
     """`lifecycle.Server` for PostgreSQL."""

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from sqlalchemy import create_engine, event
 
 from perdure import tool
@@ -34,6 +35,7 @@ from perdure.sessions.forking import fork
 from perdure.turns.lease.claim import claim
 from perdure.turns.outbox import Carrier, DeliveryFailed, Undeliverable, deliver, list_deliveries
 from perdure.workers.celery_application import TASKS
+from perdure.workers.observed import observed
 from tests.databases import Databases, engine_of
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls
@@ -192,7 +194,9 @@ def test_disks_that_are_nearly_full_are_seen(harness: Harness, tmp_path: Path) -
     size = harness.sql("SELECT pg_database_size(current_database()) AS bytes")[0].bytes
     set_up = {"database_capacity_gb": size / 0.95 / 1e9, "data_dir": tmp_path, "database_url": None}
     settings = harness.settings.model_copy(update=set_up)
-    source = Source(harness.database, harness.clock, disks=lambda size: list(disk_states(settings, size)))
+    source = Source(
+        harness.database, harness.clock, disks=lambda size: list(disk_states(settings, size, embedded=True))
+    )
     database, data_dir = source.read().disks
     total = shutil.disk_usage(tmp_path).total
 
@@ -206,6 +210,24 @@ def test_disks_that_are_nearly_full_are_seen(harness: Harness, tmp_path: Path) -
     assert found[0].startswith("95 % of PERDURE_DATABASE_CAPACITY_GB")
     assert found[1] == "95 % of the disk of PERDURE_DATA_DIR, which has the embedded servers, are used."
     assert _samples(full)["perdure_disk_size_bytes"] == {("database",): database.size_bytes, ("data_dir",): 100}
+
+
+def test_the_disk_of_embedded_servers_is_seen_by_processes_that_are_given_the_url(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """`perdure up` gives its processes the URL of the embedded PostgreSQL. Another server's disk is elsewhere."""
+    home = tmp_path / "postgres"
+    home.mkdir()
+    (home / "socket-directory").write_text("/run/perdure-1\n", encoding="utf-8")
+    seen = {}
+    for host in ("/run/perdure-1", "/run/postgresql"):
+        url = SecretStr(f"postgresql+psycopg2://perdure@/perdure?host={host}")
+        settings = harness.settings.model_copy(update={"data_dir": tmp_path, "database_url": url})
+        servers = {"breakers": None, "redis_url": None, "broker_url": None, "broker_reachable": None}
+        source = observed(settings, harness.database, harness.clock, **servers)
+        seen[host] = [each.name for each in source.read().disks]
+        source.close()
+    assert seen == {"/run/perdure-1": ["data_dir"], "/run/postgresql": []}
 
 
 @tool(requires_approval=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import redis
 import typer
 
-from perdure.assembly import redis_address
+from perdure.assembly import has_embedded_database, redis_address
 from perdure.cli import connecting
 from perdure.database import serverlog
 from perdure.database.compatibility import ENCODING
@@ -87,7 +87,8 @@ def _postgres(database: Database) -> Iterator[Finding]:
 
 
 def _disks(settings: Settings, database: Database) -> Iterator[Finding]:
-    for each in disk_states(settings, database.run(_SIZE, {})[0].size_bytes):
+    size = database.run(_SIZE, {})[0].size_bytes
+    for each in disk_states(settings, size, embedded=has_embedded_database(settings)):
         if each.fill > NEARLY_FULL:
             where, text = "PostgreSQL", f"{each.fill * 100:.0f} % of {each.of} are used"
             fix = "Enlarge the disk, or shorten PERDURE_RETENTION__*_DAYS."
