@@ -1,4 +1,4 @@
-"""The remote-control command `celery -A perdure inspect perdure`."""
+"""The remote-control commands `celery -A perdure inspect perdure`, and `inspect stats` without the broker's passwords."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 from celery.worker.control import inspect_command
 
 from perdure.workers.lifecycle import Lifecycle
+
+_HIDDEN = "********"
+"""What Celery shows in place of secret settings."""
 
 
 @inspect_command(name="perdure")  # type: ignore[untyped-decorator]  # celery carries no types
@@ -23,3 +26,13 @@ def inspect_perdure(state: Any) -> dict[str, Any]:
         **fleet_drain,
         "tasks": process.metrics.snapshot(),
     }
+
+
+@inspect_command()  # type: ignore[untyped-decorator]  # as above
+def stats(state: Any) -> dict[str, Any]:
+    """Celery's statistics of the worker. Celery leaves out the broker's password, but not the one of its key file."""
+    found: dict[str, Any] = state.consumer.controller.stats()
+    tls = found["broker"].get("ssl") if isinstance(found.get("broker"), dict) else None
+    if isinstance(tls, dict) and "ssl_password" in tls:
+        found["broker"]["ssl"] = {**tls, "ssl_password": _HIDDEN}
+    return found

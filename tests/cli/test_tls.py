@@ -36,8 +36,11 @@ def encrypted(authority: Authority, redis_url: str) -> Iterator[Proxy]:
 def test_a_submission_is_awaited_over_tls(
     environment: Environment, tmp_path: Path, authority: Authority, encrypted: Proxy
 ) -> None:
-    """A worker takes `turns.submit` from Redis over TLS, runs the turn, and stores the result that a program awaits."""
-    url = f"rediss://localhost:{encrypted.port}/0?ssl_ca_certs={authority.file}"
+    """A worker takes `turns.submit` from Redis over TLS, runs the turn, and stores the result that a program awaits.
+
+    Its statistics, which Flower shows, have no password.
+    """
+    url = f"rediss://localhost:{encrypted.port}/0?ssl_ca_certs={authority.file}&ssl_password=of-the-key"
     perdure = Perdure({**environment, "PERDURE_REDIS_URL": url}, tmp_path)
     process = perdure.start("worker", "--concurrency", "4")
     try:
@@ -45,6 +48,9 @@ def test_a_submission_is_awaited_over_tls(
         app = make_app(settings, addresses(settings, database=False))
         message = {"user_id": "ana", "text": "what is 12*7+5?"}
         accepted = app.send_task("turns.submit", kwargs=message, ignore_result=False).get(timeout=_PATIENCE_S)
+        (shown,) = app.control.inspect(timeout=_PATIENCE_S, limit=1).stats().values()
+        assert shown["broker"]["ssl"]["ssl_password"] == "********"
+        assert "of-the-key" not in json.dumps(shown)
         app.close()
         ended = perdure("turns", "show", accepted["turn_id"], "--json")
         assert ended.returncode == 0, ended.stderr
