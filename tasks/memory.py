@@ -17,6 +17,7 @@ from perdure.memory.consolidation.judging import resolve_judge
 from perdure.memory.decay import decay as decay_all
 from perdure.memory.hot_memories import refresh_hot as refresh
 from perdure.models.protocol import CallAborted
+from perdure.observe.current import working_on
 from perdure.tasks.process import Process
 from perdure.tasks.sessions import session_id_of
 from perdure.tasks.task import PerdureTask, declare
@@ -43,14 +44,16 @@ def consolidate_session(self: PerdureTask, session_id: str) -> None:
     if not self.process.consolidations.acquire(blocking=False):
         return
     try:
-        outcome = consolidator(self.process).consolidate(wanted)
+        with working_on(session_id=wanted):
+            outcome = consolidator(self.process).consolidate(wanted)
     except CallAborted:
         return  # the process shuts down, and has released the session
     finally:
         self.process.consolidations.release()
     match outcome:
         case Consolidated(merged):
-            log.info("session %s is consolidated: %s", wanted, merged)
+            with working_on(session_id=wanted):
+                log.info("session %s is consolidated: %s", wanted, merged)
         case ConsolidationFailed() | Skipped() | ConsolidationNotDue():
             return
         case _:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from perdure.database.fencing import Fence
 from perdure.errors import InvalidRequest
+from perdure.observe.current import working_on
 from perdure.runtime import Runtime
 from perdure.sessions.ending import Ended, Ender, EndNotDue, EndPostponed, Released, expire_idle, request_end
 from perdure.snapshots.deletion import delete_snapshots
@@ -29,6 +30,11 @@ def end(self: PerdureTask, session_id: str, reason: str | None = None) -> None:
     ending `ENDINGS` sessions, the sweeper wakes the session again later.
     """
     wanted = session_id_of(session_id)
+    with working_on(session_id=wanted):
+        _end(self, wanted, reason)
+
+
+def _end(self: PerdureTask, wanted: UUID, reason: str | None) -> None:
     if reason is not None:
         requested = request_end(self.process.runtime.database, wanted, parse_reason(reason))
         if not requested.may_end:

@@ -14,6 +14,7 @@ from uuid import UUID
 from perdure.access.tenants import UserKey, parse_tenant
 from perdure.errors import InvalidRequest
 from perdure.ids import part_task_id
+from perdure.observe.current import working_on
 from perdure.tasks.task import PerdureTask, declare
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls.awaited import finish
@@ -111,8 +112,9 @@ def run(self: PerdureTask, session_id: str) -> dict[str, Any]:
     }
     if (refused := drained.refused) is None:
         return shown
-    log.warning("session %s: its turn was claimed %d times and must run in a child process", named, refused.claims)
-    ended = process.isolate(named)
+    with working_on(session_id=named):
+        log.warning("session %s: its turn was claimed %d times and must run in a child process", named, refused.claims)
+        ended = process.isolate(named)
     if ended is None:
         postpone(process.runtime, named)
         return {**shown, "why": "no child process is free"}

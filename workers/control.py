@@ -1,4 +1,4 @@
-"""The remote-control commands `celery -A perdure inspect perdure`, and `inspect stats` without the broker's passwords."""
+"""The remote-control commands `celery -A perdure inspect perdure` and `stats`, without the broker's passwords."""
 
 from __future__ import annotations
 

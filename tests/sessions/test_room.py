@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
+from perdure.observe.current import ids
 from perdure.sessions.ending import request_end
 from perdure.tasks.process import ENDINGS, Process
 from perdure.tasks.sessions import end
@@ -113,3 +114,14 @@ def test_an_aborted_summary_of_a_lost_session_wakes_no_worker(
     task(session_id)
     assert harness.session(session_id).lease_until is not None
     assert harness.waker.endings == []
+
+
+def test_the_lines_about_an_ending_have_the_sessions_id(
+    task: Any, session_id: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter of the log by `session_id` finds them."""
+    seen = []
+    monkeypatch.setattr("perdure.tasks.sessions.log.info", lambda *_: seen.append(ids()))
+    task(session_id)
+    assert seen == [{"session_id": str(session_id)}]
+    assert ids() == {}

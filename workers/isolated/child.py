@@ -28,6 +28,7 @@ from celery.app.utils import find_app
 
 from perdure.assembly import addresses, assemble
 from perdure.errors import SettingsError, Unavailable
+from perdure.observe.current import working_on
 from perdure.observe.measures import Entry, Measures
 from perdure.servers.process import launch
 from perdure.settings import Settings
@@ -198,9 +199,11 @@ def main(session_id: UUID, reporting: int | None = None) -> None:
         os.set_inheritable(reporting, False)  # noqa: FBT003 (its only parameter)
     report = _Report(reporting)
     try:
-        _run(session_id, report)
+        with working_on(session_id=session_id):
+            _run(session_id, report)
     except Unavailable as error:
-        log.warning("the turn of session %s does not run: %s", session_id, error.message)
+        with working_on(session_id=session_id):
+            log.warning("the turn of session %s does not run: %s", session_id, error.message)
         report.send(error.message, charged=False)
         sys.exit(_UNAVAILABLE)
     except (Exception, SystemExit) as error:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from perdure.database.fencing import Fence
 from perdure.errors import Unavailable
+from perdure.observe.current import working_on
 from perdure.runtime import Runtime
 from perdure.turns.outcome import Ending
 from perdure.turns.run import child_watch
@@ -69,9 +70,11 @@ class Warden:
                 standing = standings.get(session_id)
                 overdue = self._watches[child.pid].see(standing, now)
                 if overdue is not None:
-                    self._end(session_id, child, overdue, standing)
+                    with working_on(session_id=session_id):
+                        self._end(session_id, child, overdue, standing)
         while self._unsettled:
-            self._settle(self._unsettled[0])
+            with working_on(session_id=self._unsettled[0].session_id, turn_id=self._unsettled[0].turn_id):
+                self._settle(self._unsettled[0])
             del self._unsettled[0]
 
     def _end(
