@@ -92,10 +92,86 @@ def test_snapshots_set_aside_are_kept_for_three_months(runtime: Runtime, clock: 
             set_aside=set_aside,
             tick=tick,
         )
-    clock.advance(timedelta(days=91))
+    clock.advance(timedelta(days=89))
     before = _count(database, "snapshots WHERE NOT set_aside")
+    assert retention.retain(database) == NOTHING
+    clock.advance(timedelta(days=2))
     assert retention.retain(database) == NOTHING | {"snapshots set aside": 2, "messages in the inbox": 1}
     assert _count(database, "snapshots WHERE NOT set_aside") == before
+
+
+_ID = "(lpad(to_hex((extract(epoch FROM perdure_now()) * 1000)::bigint), 12, '0') || '7000' || right(md5(:name), 16))"
+
+_ROWS: dict[str, tuple[float, str, list[str]]] = {
+    "dry runs of the CaseBank": (
+        30,
+        """
+        case_runs (run_id, dry_run, phase, started_at, finished_at)
+        VALUES (md5(:name)::uuid, :name <> 'of the cycle', CASE :name WHEN 'unfinished' THEN 'planning' ELSE 'done' END,
+                perdure_now(), CASE WHEN :name <> 'unfinished' THEN perdure_now() END)
+        """,
+        ["of the cycle", "unfinished"],
+    ),
+    "operators' actions": (
+        30,
+        f"audit (audit_id, via, actor, action, began_at) VALUES ({_ID}::uuid, 'api', :name, 'a', perdure_now())",
+        [],
+    ),
+    "codes that link channels": (1, "link_codes VALUES (:name, decode(md5(:name), 'hex'), perdure_now())", []),
+    "attempts to link channels": (1, "link_attempts VALUES ('', 'cli', :name, 1, perdure_now())", []),
+    "answered requests": (7, "answered_requests VALUES (:name, 'a', gen_random_uuid(), perdure_now())", []),
+    "costs of days, for budgets": (7, "day_spendings VALUES ('user', :name, perdure_now()::date, 1)", []),
+    "side requests and forks": (
+        90,
+        """
+        metered_requests (request_id, user_id, kind, requested_at)
+        VALUES (gen_random_uuid(), :name, 'fork', perdure_now())
+        """,
+        [],
+    ),
+    "refused and joined messages of applications": (
+        90,
+        """
+        unrouted (turn_id, user_id, message, settled_at)
+        VALUES (gen_random_uuid(), :name, '{}', CASE WHEN :name <> 'unsettled' THEN perdure_now() END)
+        """,
+        ["unsettled"],
+    ),
+}
+"""Of kinds of rows: their days, a row at this time, and the names of rows that stay at any age."""
+
+
+@pytest.mark.parametrize("what", _ROWS)
+def test_rows_are_kept_for_their_days(runtime: Runtime, clock: MovedClock, what: str) -> None:
+    """Older ones are deleted, and no other."""
+    database = runtime.database
+    days, row, stay = _ROWS[what]
+
+    def add(*names: str) -> None:
+        for name in names:
+            _write(database, "INSERT INTO users VALUES (:name, perdure_now())", name=name)
+            _write(database, f"INSERT INTO {row}", name=name)
+
+    add("old", "older", *stay)
+    clock.advance(timedelta(days=days * 0.6))
+    add("young")
+    assert retention.retain(database) == NOTHING
+    clock.advance(timedelta(days=days * 0.6))
+    assert retention.retain(database) == NOTHING | {what: 2}
+    assert _count(database, row.split(maxsplit=1)[0]) == 1 + len(stay)
+
+
+def test_what_a_turn_has_cost_is_kept_for_a_week(runtime: Runtime, clock: MovedClock) -> None:
+    """The amount of a turn that is not settled stays at any age."""
+    database = runtime.database
+    _answered(runtime)
+    accept(runtime, parse_incoming({"user_id": "ben", "text": "hello"}))
+    _write(database, "INSERT INTO turn_spendings SELECT turn_id, turn_id, accepted_at::date, 0, 1, 1 FROM turns")
+    clock.advance(timedelta(days=6))
+    assert retention.retain(database) == NOTHING
+    clock.advance(timedelta(days=2))
+    assert retention.retain(database) == NOTHING | {"costs of turns, for budgets": 1}
+    assert _count(database, "turn_spendings") == 1
 
 
 def test_the_newest_hundred_uses_of_a_case_stay(
