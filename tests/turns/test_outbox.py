@@ -185,6 +185,29 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
 
 
+@pytest.mark.parametrize("error", [None, Undeliverable("answered with status 410")])
+def test_only_a_due_reply_to_the_same_receiver_is_next(harness: Harness, error: DeliveryFailed | None) -> None:
+    """Not another user's, another conversation's or another receiver's, and none that is delivered or postponed."""
+    others: list[dict[str, Any]] = [
+        {}, {}, {"user_id": "bea"}, {"conversation": "work"}, {"reply_to": {"url": "https://b.example/hook"}},
+    ]  # fmt: skip
+    for other in [{}, *others]:
+        harness.run(harness.send(**{"reply_to": {"url": "https://a.example/hook"}, **other}).session_id)
+    first, delivered, postponed, *_ = harness.waker.deliveries
+    harness.sql("UPDATE deliveries SET status = 'delivered' WHERE delivery_id = %(id)s", id=delivered)
+    harness.sql(
+        "UPDATE deliveries SET due_at = perdure_now() + interval '1 minute' WHERE delivery_id = %(id)s", id=postponed
+    )
+
+    class Answers:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            if error is not None:
+                raise error
+
+    outcome = deliver(harness.database, {"url": Answers()}, first)
+    assert outcome == (Delivered() if error is None else DeliveryPostponed(None))
+
+
 def test_the_queues_of_a_task_do_not_wait_for_each_other(harness: Harness) -> None:
     """A task in two queues is two receivers: of one conversation, a failing queue does not delay the other."""
     harness.settings = harness.settings.model_copy(update={"reply_tasks": ("shop.*@a", "shop.*@b")})
@@ -297,6 +320,22 @@ def test_an_attempt_that_died_is_repeated(harness: Harness) -> None:
     assert due(harness.database, 10, 5) == [delivery_id]
     assert _deliver(harness, recipient, delivery_id) == Delivered()
     assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
+
+
+def test_an_attempt_that_fails_late_repeats_nothing(harness: Harness) -> None:
+    """Another attempt has delivered the reply meanwhile, so it is not due again."""
+    delivery_id = _delivery(harness)
+
+    class Late:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            harness.move(ATTEMPT_S + 1)
+            assert _deliver(harness, Recipient(), delivery_id) == Delivered()
+            raise DeliveryFailed("timed out")
+
+    deliver(harness.database, {"url": Late()}, delivery_id)
+    harness.move(LONGEST_RETRY_S)
+    assert due(harness.database, 10, 5) == []
+    assert (_row(harness, delivery_id).status, _row(harness, delivery_id).last_error) == ("delivered", None)
 
 
 def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:

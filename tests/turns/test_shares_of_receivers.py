@@ -281,14 +281,25 @@ def test_a_real_breaker_holds_back_a_dead_host(harness: Harness) -> None:
     assert len(tried) == 4
 
 
-def test_a_delivered_one_is_followed_by_the_next_to_its_service(harness: Harness) -> None:
-    """A service gets its backlog as fast as it takes it. Each delivery is followed once, and by none elsewhere."""
+@pytest.mark.parametrize("seconds", [0, ATTEMPT_S + 1])
+def test_a_delivered_one_is_followed_by_the_next_to_its_service(harness: Harness, seconds: float) -> None:
+    """A service gets its backlog as fast as it takes it. Each delivery is followed once, and by none elsewhere.
+
+    None that is not due follows, nor one that is delivered, even if the service takes longer than an attempt may last.
+    """
     _owe(harness, {"url": "https://b.example/"})
     backlog = _owe(harness, {"url": "https://a.example/"}, 4)
+    (later,) = _owe(harness, {"url": "https://a.example/"})
+    harness.sql("UPDATE deliveries SET due_at = perdure_now() + interval '1 day' WHERE delivery_id = %(id)s", id=later)
+
+    class Slow:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            harness.move(seconds)
+
     following: UUID | None = backlog[0]
     delivered: list[UUID] = []
     while following is not None:
-        outcome = deliver(harness.database, {"url": Recipient()}, following)
+        outcome = deliver(harness.database, {"url": Slow()}, following)
         assert isinstance(outcome, Delivered)
         delivered.append(following)
         following = outcome.following_id
