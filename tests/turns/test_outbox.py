@@ -16,6 +16,7 @@ from perdure.turns.outbox import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
     MAX_ATTEMPTS,
+    Carrier,
     Delivered,
     DeliveryFailed,
     DeliveryNotDue,
@@ -46,6 +47,14 @@ class Recipient:
             self.failures -= 1
             raise DeliveryFailed("503 Service Unavailable")
         self.arrived.append((target, json.loads(body)))
+
+
+class Gone:
+    """A carrier whose receiver accepts nothing any more."""
+
+    def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+        """Refuse for good."""
+        raise Undeliverable("answered with status 410")
 
 
 def _delivery(harness: Harness, **reply_to: str) -> UUID:
@@ -185,8 +194,10 @@ def test_receivers_and_sessions_do_not_wait_for_each_other(harness: Harness) -> 
     assert _deliver(harness, recipient, harness.waker.deliveries[-1]) == Delivered()
 
 
-@pytest.mark.parametrize("error", [None, Undeliverable("answered with status 410")])
-def test_only_a_due_reply_to_the_same_receiver_is_next(harness: Harness, error: DeliveryFailed | None) -> None:
+@pytest.mark.parametrize(("carrier", "outcome"), [(Recipient(), Delivered()), (Gone(), DeliveryPostponed(None))])
+def test_only_a_due_reply_to_the_same_receiver_is_next(
+    harness: Harness, carrier: Carrier, outcome: DeliveryOutcome
+) -> None:
     """Not another user's, another conversation's or another receiver's, and none that is delivered or postponed."""
     others: list[dict[str, Any]] = [
         {}, {}, {"user_id": "bea"}, {"conversation": "work"}, {"reply_to": {"url": "https://b.example/hook"}},
@@ -198,14 +209,7 @@ def test_only_a_due_reply_to_the_same_receiver_is_next(harness: Harness, error: 
     harness.sql(
         "UPDATE deliveries SET due_at = perdure_now() + interval '1 minute' WHERE delivery_id = %(id)s", id=postponed
     )
-
-    class Answers:
-        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-            if error is not None:
-                raise error
-
-    outcome = deliver(harness.database, {"url": Answers()}, first)
-    assert outcome == (Delivered() if error is None else DeliveryPostponed(None))
+    assert deliver(harness.database, {"url": carrier}, first) == outcome
 
 
 def test_the_queues_of_a_task_do_not_wait_for_each_other(harness: Harness) -> None:
@@ -218,6 +222,9 @@ def test_the_queues_of_a_task_do_not_wait_for_each_other(harness: Harness) -> No
     assert deliver(harness.database, carriers, later) == DeliveryNotDue()
     harness.move(FIRST_RETRY_S)
     assert deliver(harness.database, carriers, failing) == Delivered(later)
+    assert deliver(harness.database, carriers, later) == Delivered()
+    refused, _ = (_delivery(harness, task="shop.answered", queue=queue) for queue in "ab")
+    assert deliver(harness.database, {"task": Gone()}, refused) == DeliveryPostponed(None)
 
 
 def test_a_pause_from_a_clock_that_was_ahead_is_ignored(harness: Harness) -> None:
@@ -247,10 +254,6 @@ def test_a_delivery_fails_after_its_last_attempt(harness: Harness) -> None:
 def test_a_permanently_refused_delivery_is_not_retried(harness: Harness) -> None:
     """If the carrier raises `Undeliverable`, for example after HTTP status 410, the delivery fails without a retry."""
     delivery_id = _delivery(harness)
-
-    class Gone:
-        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-            raise Undeliverable("answered with status 410")
 
     assert deliver(harness.database, {"url": Gone()}, delivery_id) == DeliveryPostponed(None)
     row = _row(harness, delivery_id)
@@ -322,7 +325,8 @@ def test_an_attempt_that_died_is_repeated(harness: Harness) -> None:
     assert [body["delivery_id"] for _, body in recipient.arrived] == [str(delivery_id)] * 2
 
 
-def test_an_attempt_that_fails_late_repeats_nothing(harness: Harness) -> None:
+@pytest.mark.parametrize("error", [DeliveryFailed("timed out"), NotAsked("the breaker is open", 60)])
+def test_an_attempt_that_fails_late_repeats_nothing(harness: Harness, error: Exception) -> None:
     """Another attempt has delivered the reply meanwhile, so it is not due again."""
     delivery_id = _delivery(harness)
 
@@ -330,7 +334,7 @@ def test_an_attempt_that_fails_late_repeats_nothing(harness: Harness) -> None:
         def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
             harness.move(ATTEMPT_S + 1)
             assert _deliver(harness, Recipient(), delivery_id) == Delivered()
-            raise DeliveryFailed("timed out")
+            raise error
 
     deliver(harness.database, {"url": Late()}, delivery_id)
     harness.move(LONGEST_RETRY_S)

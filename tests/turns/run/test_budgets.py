@@ -433,11 +433,12 @@ def test_a_worker_that_lost_the_session_frees_nothing_of_its_successor(harness: 
         seen.extend(_spent(harness))
         return _says("too late")
 
-    harness.script(paused, _says() if settles else dies)
+    twice = ModelReply("yes", (), Usage(1_600, 400), "gpt-5-mini")
+    harness.script(paused, twice if settles else dies)
     sent = harness.send()
     harness.run(sent.session_id)
     assert _spent(harness) == seen
-    assert (seen == [REPLIED]) is settles
+    assert (seen == [REPLIED * 2]) is settles
 
 
 @kinds
@@ -538,20 +539,32 @@ def test_a_restart_leaves_nothing_reserved_by_a_turn_that_is_interrupted_meanwhi
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_lost_connection_leaves_nothing_reserved_by_an_interrupted_turn(harness: Harness, moment: str) -> None:
-    """Its worker has lost the session, and frees the rest of the reservation without the lease."""
+    """Its worker has lost the session, and frees the rest of the reservation without the lease.
+
+    What other turns cost stays, also of one that has reserved the same.
+    """
     _own(harness)
     _limit(harness, user_day="0.01")
 
     def late(request: ModelRequest, call: ModelCall) -> ModelReply:
+        harness.sql(
+            "INSERT INTO turn_spendings SELECT %(other)s, %(other)s, day, earlier, today, total FROM turn_spendings"
+            " WHERE turn_id <> %(other)s",
+            other=other,
+        )
         harness.send("never mind", on_busy="interrupt")
         return _says("too late")
 
-    harness.script(late)
+    harness.script(_says(), late)
+    other = harness.ask(user_id="ben")["turn_id"]
+    harness.sql("DELETE FROM turn_spendings")
     sent = harness.send()
     with harness.hooked(_loses(moment, "budgets.give_back", 1)):
         harness.run(sent.session_id)
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
-    assert _spent(harness) == [REPLIED]
+    assert _spent(harness) == [REPLIED, REPLIED]
+    (reserved,) = harness.sql("SELECT total FROM turn_spendings WHERE turn_id = %(other)s", other=other)
+    assert reserved.total > REPLIED * 2
 
 
 @kinds
