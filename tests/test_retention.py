@@ -235,7 +235,7 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
     send("merged into it", on_busy="merge")
     Runner(runtime, "tests").run(answered.session_id)
     send("cancelled", user_id="ben")
-    send("queued", user_id="ben", on_busy="interrupt")
+    queued = send("queued", user_id="ben", on_busy="interrupt")
     clock.advance(timedelta(days=89))
     assert retention.retain(database) == NOTHING
     assert send("answered").duplicate
@@ -244,6 +244,8 @@ def test_the_inbox_keeps_messages_whose_text_is_nowhere_else(runtime: Runtime, c
     assert _inbox(database) == ["cancelled", "queued"]
     assert not send("answered").duplicate
     assert _count(database, "messages WHERE content = 'answered'") == 1
+    Runner(runtime, "tests").run(queued.session_id)
+    assert retention.retain(database) == NOTHING, "it is old, but its turn has just settled"
 
 
 def test_snapshots_of_ended_sessions_are_deleted(runtime: Runtime, clock: MovedClock) -> None:
@@ -259,13 +261,16 @@ def test_snapshots_of_ended_sessions_are_deleted(runtime: Runtime, clock: MovedC
                 session_id=session_id,
                 tick=tick,
             )
+    clock.advance(timedelta(days=10))
     _write(
         database,
         "UPDATE sessions SET ended_at = perdure_now(), state = 'ended', routable = false WHERE session_id = :ended",
         ended=ended,
     )
-    clock.advance(timedelta(days=91))
-    assert retention.retain(database) == NOTHING | {"snapshots of ended sessions": 2, "messages in the inbox": 2}
+    clock.advance(timedelta(days=81))
+    assert retention.retain(database) == NOTHING | {"messages in the inbox": 2}, "it ended 81 days ago"
+    clock.advance(timedelta(days=10))
+    assert retention.retain(database) == NOTHING | {"snapshots of ended sessions": 2}
     assert _count(database, "snapshots") == 2
 
 
@@ -330,10 +335,23 @@ def test_sessions_are_deleted_once_nothing_needs_them(runtime: Runtime, clock: M
     clock.advance(timedelta(days=11))
     assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 1}, "the follower, by now"
     _write(database, "UPDATE deliveries SET status = 'failed'")
-    _write(database, "UPDATE sessions SET consolidated_at = perdure_now()")
+    _write(
+        database,
+        "UPDATE sessions SET consolidated_at = NULL, consolidation_given_up_at = perdure_now()"
+        " WHERE session_id = :unread",
+        unread=unread,
+    )
+    _write(
+        database,
+        "INSERT INTO snapshots (session_id, set_aside, variables, events, tick, token, saved_at)"
+        " SELECT session_id, false, '{}', '[]', 1, 1, perdure_now() FROM sessions",
+    )
     _write(database, "DELETE FROM memories")
     assert retention.retain(database, settings=days) == NOTHING | {"ended sessions": 3}
-    for table in ("sessions", "turns", "messages", "message_words", "message_vectors", "inbox", "deliveries"):
+    for table in (
+        "sessions", "turns", "messages", "message_words", "message_vectors", "unembedded", "snapshots", "inbox",
+        "deliveries",
+    ):  # fmt: skip
         assert _count(database, table) == 0, table
     assert accept(runtime, Incoming(user=UserKey("ana"), text="hello again")).session_id not in {first, follower}
 
@@ -341,22 +359,27 @@ def test_sessions_are_deleted_once_nothing_needs_them(runtime: Runtime, clock: M
 def test_conversations_without_a_session_are_deleted(
     runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their titles quote their users. One with a session stays, and one in which nothing is to be remembered."""
+    """Their titles quote their users. One with a session stays, a new one, and one in which nothing is remembered."""
     database = runtime.database
     monkeypatch.setattr(retention, "_BATCH", 1)
-    for user, conversation in (("ana", "a"), ("ana", "b / c"), ("ana", "private"), ("ben", "a")):
+    for user, conversation in (("ana", "a"), ("ana", "b / c"), ("ana", "private"), ("ben", "a"), ("ben", "b")):
         _end(database, _answered(runtime, user, conversation=conversation))
     _write(database, "UPDATE conversations SET remember = false WHERE conversation = 'private'")
     _write(database, "UPDATE deliveries SET status = 'failed'")
     days = RetentionSettings(transcripts_days=10)
     clock.advance(timedelta(days=9))
     _answered(runtime, "ben", conversation="a")
+    _write(
+        database,
+        "INSERT INTO conversations (user_id, conversation, title, created_at) VALUES ('ben', 'new', '', perdure_now())",
+    )
     clock.advance(timedelta(days=2))
     deleted = retention.retain(database, settings=days)
     with database.engine.connect() as connection:
         left = connection.exec_driver_sql("SELECT user_id, conversation FROM conversations ORDER BY 1, 2").fetchall()
 
-    assert (deleted["conversations without a session"], left) == (2, [("ana", "private"), ("ben", "a")])
+    assert deleted["conversations without a session"] == 3
+    assert left == [("ana", "private"), ("ben", "a"), ("ben", "new")]
 
 
 def test_sessions_that_follow_each_other_are_deleted_together(runtime: Runtime, clock: MovedClock) -> None:
@@ -403,22 +426,33 @@ def test_the_session_of_another_agents_answer_stays_with_the_call(runtime: Runti
     assert sum(retention.retain(database, settings=days)["ended sessions"] for _ in range(2)) == 2
 
 
-def test_old_vectors_and_tool_calls_are_deleted(runtime: Runtime, clock: MovedClock, monkeypatch: Any) -> None:
-    """Vectors where it is set. Of calls, those of ended sessions; those that a person decided stay."""
+@pytest.mark.parametrize("batch", [1, 1_000])
+def test_old_vectors_and_tool_calls_are_deleted(
+    runtime: Runtime, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """Vectors where it is set. Of calls, those of ended sessions; those that a person decided or that waited stay."""
     database = runtime.database
-    monkeypatch.setattr(retention, "_BATCH", 1)
+    monkeypatch.setattr(retention, "_BATCH", batch)
     ended, live = _answered(runtime), _answered(runtime, "ben")
+    clock.advance(timedelta(days=10))
     _end(database, ended)
-    for session, decider in ((ended, None), (ended, "staff"), (live, None)):
+    _write(
+        database, "UPDATE message_words SET occurred_at = perdure_now() WHERE session_id = :live AND seq = 2", live=live
+    )
+    for session, decider, waits_for in (
+        (ended, None, None), (ended, "staff", None), (ended, None, "task"), (live, None, None),
+    ):  # fmt: skip
         _write(
             database,
             "INSERT INTO tool_effects (effect_id, turn_id, message_seq, position, tool, arguments, effect, status,"
-            " intended_at, decide_at, decided_by)"
+            " intended_at, decide_at, decided_by, waits_for)"
             " SELECT ('00000000-0000-7000-8000-' || lpad((SELECT count(*) FROM tool_effects)::text, 12, '0'))::uuid,"
-            " turn_id, 2, (SELECT count(*) FROM tool_effects), 'look', '{}', 'pure', 'done', now(), now(), :decider"
+            " turn_id, 2, (SELECT count(*) FROM tool_effects), 'look', '{}', 'pure', 'done', now(), now(), :decider,"
+            " :waits_for"
             " FROM turns WHERE session_id = :session",
             session=session,
             decider=decider,
+            waits_for=waits_for,
         )
     _write(
         database,
@@ -427,11 +461,14 @@ def test_old_vectors_and_tool_calls_are_deleted(runtime: Runtime, clock: MovedCl
         " SELECT session_id, seq, embedder_id, user_id FROM message_words, made",
     )
     assert _count(database, "message_vectors") == 4
-    clock.advance(timedelta(days=366))
     days = RetentionSettings(vectors_days=365, inbox_days=0, deliveries_days=0)
-    _write(database, "DELETE FROM message_vectors WHERE seq = 1 AND session_id = :live", live=live)
+    clock.advance(timedelta(days=354))
+    assert retention.retain(database, settings=days) == NOTHING
+    clock.advance(timedelta(days=2))
+    assert retention.retain(database, settings=days) == NOTHING | {"vectors of messages": 3}
+    clock.advance(timedelta(days=10))
     assert retention.retain(database, settings=days) == NOTHING | {
         "tool calls of ended sessions": 1,
-        "vectors of messages": 3,
+        "vectors of messages": 1,
     }
-    assert (_count(database, "tool_effects"), _count(database, "message_words")) == (2, 4)
+    assert (_count(database, "tool_effects"), _count(database, "message_words")) == (3, 4)
