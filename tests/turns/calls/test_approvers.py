@@ -279,12 +279,13 @@ def test_a_unit_test_sees_the_approver() -> None:
 
 
 def test_an_erased_user_is_no_longer_named_in_decisions(harness: Harness) -> None:
-    """A decision about another user's call names its author, whose erasure must reach it."""
-    turn = _waiting(harness, "refund", {"cents": 5})
-    _decide(harness, turn, Decider.user(UserKey("boss"), is_staff=True))
+    """A decision about another user's call names its author, whose erasure must reach it, and no other decision."""
+    turns = {decider: _waiting(harness, "refund", {"cents": 5}, user_id=f"of {decider}") for decider in ("boss", "bea")}
+    for decider, turn in turns.items():
+        _decide(harness, turn, Decider.user(UserKey(decider), is_staff=True))
     harness.runtime.eraser.erase(UserKey("boss"))
-    [decided] = harness.turn(UUID(turn["turn_id"]))["decisions"]
-    assert decided["decided_by"] == "user:"
+    decisions = [harness.turn(UUID(turn["turn_id"]))["decisions"] for turn in turns.values()]
+    assert [[each["decided_by"] for each in of_turn] for of_turn in decisions] == [["user:"], ["user:bea"]]
 
 
 def test_an_export_names_a_decider_without_the_tenant(harness: Harness) -> None:
