@@ -408,6 +408,21 @@ def test_a_turn_that_runs_during_the_erasure_writes_nothing(
     assert everything(MARKER).keys() == {"erasures"}
 
 
+def test_an_erasure_takes_nothing_from_another_users_turn(harness: Harness, redis_memory: RedisMemory) -> None:
+    """A turn that runs meanwhile goes on, and is not run twice."""
+    harness.redis_memory = redis_memory
+    harness.script(says("hello"))
+    harness.ask(user_id=MARKER)
+
+    def answered(*_given: Any) -> Any:
+        _eraser(harness, redis_memory).erase(MARKER)
+        return says("hello")
+
+    harness.script(answered)
+    turn = harness.ask()
+    assert (turn["status"], turn["attempts"]) == ("done", 1)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", ["consolidation", "erasure"])

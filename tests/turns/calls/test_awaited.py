@@ -245,6 +245,22 @@ def test_erasing_a_user_revokes_queued_tasks(harness: Harness, broker: Broker, r
     assert harness.sql("SELECT FROM erasures") == []
 
 
+def test_erasing_a_user_revokes_a_task_that_was_given_up(harness: Harness, broker: Broker, redis_url: str) -> None:
+    """The sweeper has not revoked it yet. A task that has ended is not revoked."""
+    ended = ask_and_wait(harness)
+    assert end_task(harness, broker.sent[0], "done")
+    harness.resume(ended)
+    late = ask_and_wait(harness)
+    harness.move(TIMEOUT_S + 1)
+    assert harness.resume(late)["status"] == "done"
+    harness.redis_memory = RedisMemory.at(
+        redis_url, harness.settings.memory, harness.clock, harness.settings.redis_prefix
+    )
+    harness.runtime.eraser.erase(UserKey("ana"))
+    harness.runtime.eraser.finish_due()
+    assert broker.revoked == [broker.sent[1].task_id]
+
+
 @pytest.mark.parametrize("name", ["reports_export", "charge", "sleep_until"])
 def test_cancelling_settles_at_once_and_revokes(harness: Harness, broker: Broker, name: str) -> None:
     """Cancelling needs no worker and revokes the task. A late result is stored only in the effect's row."""
