@@ -12,15 +12,27 @@ log = logging.getLogger(__name__)
 _LONGEST = 64
 _UTC = frozenset({"UTC", "Etc/UTC", "Etc/UCT", "Etc/GMT", "GMT"})
 
+# Files of some systems beside those of the zones. They are this machine's own zone, and zones under other names, which
+# other machines and PostgreSQL may lack.
+_OF_A_MACHINE = ("localtime", "posixrules", "posix/", "right/")
+
+_ABBREVIATIONS = {"CET": "Europe/Brussels", "EET": "Europe/Athens", "MET": "Europe/Brussels", "WET": "Europe/Lisbon"}
+"""Zones with summer time whose names PostgreSQL reads as abbreviations of winter time, and what they are links to."""
+
 
 def find_zone(name: object) -> ZoneInfo | None:
     """The zone called `name`, such as `Europe/Paris`; `None` if there is no such zone."""
-    if not isinstance(name, str) or len(name) > _LONGEST:
+    if not isinstance(name, str) or len(name) > _LONGEST or name.startswith(_OF_A_MACHINE):
         return None
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return None
+
+
+def zone_in_sql(name: str) -> str:
+    """The name of the zone `name` in SQL, for `AT TIME ZONE`."""
+    return _ABBREVIATIONS.get(name, name)
 
 
 def zone_here() -> str | None:

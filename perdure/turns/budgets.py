@@ -29,6 +29,7 @@ from perdure.database.fencing import HELD
 from perdure.errors import BudgetExhausted, ContentFiltered, DeadlineExceeded, IncompleteReply, Unavailable
 from perdure.models.protocol import CallAborted, ForeignModel
 from perdure.settings import OnExceeded, Settings
+from perdure.text.zones import zone_in_sql
 from perdure.turns import costs, queries
 from perdure.turns.lease.tenure import LeaseLost, Tenure
 
@@ -236,7 +237,7 @@ class TurnBudget:
             "user_id": self._row.user_id,
             "tenant": tenant_of(self._row.user_id) or "",
             "kinds": [kind for setting, kind in _KINDS.items() if setting in self._limits],
-            "zone": self._settings.timezone,
+            "zone": zone_in_sql(self._settings.timezone),
             "spent": spent,
         }
 
@@ -279,7 +280,7 @@ def spent_today(executor: Executor, settings: Settings, most: int) -> list[dict[
     for kind, limit in (("tenant", settings.budget.tenant_day), ("user", settings.budget.user_day)):
         if limit is None:
             continue
-        for row in executor.run(_TODAY, {"zone": settings.timezone, "kind": kind, "most": most}):
+        for row in executor.run(_TODAY, {"zone": zone_in_sql(settings.timezone), "kind": kind, "most": most}):
             is_user, key = kind == "user", UserKey(row.key)
             found.append(
                 {

@@ -19,6 +19,7 @@ from perdure.ids import first_id
 from perdure.models.prices import cost
 from perdure.models.protocol import ForeignModel, Usage, added, name_of
 from perdure.settings import Settings
+from perdure.text.zones import zone_in_sql
 from perdure.turns import queries
 from perdure.turns.transcript import Entry
 
@@ -113,7 +114,8 @@ def usage(
     if by not in BY:
         raise ValueError(f"usage is added up by one of {', '.join(BY)}, not by {by!r}")
     found: dict[tuple[str | None, str | None], Used] = {}
-    for row in _used_since(executor, since, {"by": by, "since": since, "zone": settings.timezone}):
+    given = {"by": by, "since": since, "zone": zone_in_sql(settings.timezone)}
+    for row in _used_since(executor, since, given):
         used = found.setdefault(_key(row.key, by), Used())
         used.replies += row.replies
         used.input_tokens = added(used.input_tokens, row.input)

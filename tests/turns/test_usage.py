@@ -94,6 +94,17 @@ def test_only_turns_of_the_time_count(turns: Harness) -> None:
     }
 
 
+def test_a_day_begins_at_midnight_of_summer_time(harness: Harness) -> None:
+    """Also in a zone whose name is, to PostgreSQL, an abbreviation of its winter time."""
+    harness.settings = harness.settings.model_copy(update={"timezone": "CET"})
+    now = harness.clock.now()
+    evening = now.replace(year=now.year + 1, month=7, day=15, hour=22, minute=30)
+    harness.move((evening - now).total_seconds())
+    harness.script(ModelReply("yes", (), SMALL, "own-2026"))
+    harness.ask("hello")
+    assert list(_used(harness, "day")) == [(str(evening.date() + timedelta(days=1)), None)]
+
+
 @pytest.mark.parametrize("by", BY)
 def test_parts_add_up_to_the_whole(turns: Harness, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """A long time is read in parts, none of which takes long. Each turn is in one of them."""

@@ -126,6 +126,20 @@ def test_a_day_over_its_budget_fails(harness: Harness, make: Any, limit: str) ->
     assert harness.ask(**ask)["status"] == "done"
 
 
+def test_a_day_begins_at_midnight_of_summer_time(harness: Harness) -> None:
+    """Also in a zone whose name is, to PostgreSQL, an abbreviation of its winter time."""
+    _own(harness)
+    _limit(harness, user_day=1)
+    harness.settings = harness.settings.model_copy(update={"timezone": "CET"})
+    now = harness.clock.now()
+    evening = now.replace(year=now.year + 1, month=7, day=15, hour=22, minute=30)
+    harness.move((evening - now).total_seconds())
+    harness.script(_says())
+    assert harness.ask()["status"] == "done"
+    [row] = harness.sql("SELECT day FROM day_spendings")
+    assert row.day == evening.date() + timedelta(days=1)
+
+
 @kinds
 def test_a_turn_that_continues_on_another_day_counts_on_each(harness: Harness, make: Any) -> None:
     """What it cost before midnight does not count again."""
