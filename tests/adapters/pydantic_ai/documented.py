@@ -12,7 +12,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import date
 from types import ModuleType
@@ -41,16 +41,19 @@ class Documented:
     """The agents that tools run, with the replies of their models."""
     seen: list[list[ModelMessage]] = field(default_factory=list)
     """What the model received with each request."""
+    opened: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """What the tools use, until the end of `scripted`."""
 
     @contextmanager
     def scripted(self) -> Iterator[None]:
-        """Let new models reply by the scripts within the block."""
+        """Let new models reply by the scripts within the block, once."""
         agents = [(self.agent, self.script, self.seen), *((each, script, []) for each, script in self.inner)]
         models = [(each, each.model) for each, _, _ in agents]
         try:
             for each, script, seen in agents:
                 each.model = _model(script, seen)
-            yield
+            with self.opened:
+                yield
         finally:
             for each, model in models:
                 each.model = model
@@ -174,6 +177,7 @@ def _bank() -> Documented:
         ],
         ["What is my balance?", "I just lost my card!"],
         lambda: bank.SupportDependencies(customer_id=123, db=bank.DatabaseConn(sqlite_conn=connection)),
+        opened=closing(connection),
     )
 
 
