@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import sys
 import threading
 import types
 import typing
@@ -55,6 +56,9 @@ _NAMES = "1 to 64 of a-z, A-Z, 0-9, _ and -"
 _FIELD = "argument_"
 """Prefix of the pydantic model's fields. Without the prefix, no parameter could be named `copy` or `_x`."""
 
+
+_WITHOUT_ANY = 2
+"""The value of `sys.flags.optimize` with which Python removes all docstrings."""
 
 _LEAST_SHOWN = 200
 """A text next to a file is left out of a result in which it has room for fewer characters."""
@@ -421,7 +425,7 @@ def tool(
         declarations.require(is_breaker, owner, "breaker", breaker, _NAMES)
         described = describe(given.__doc__)
         if not described.description:
-            raise _unfit(given, "has no docstring, and a model chooses a tool by its description")
+            raise _unfit(given, _undescribed())
         arguments, context_parameter = _signature(given, described.arguments)
         return Tool(
             name=chosen,
@@ -550,6 +554,13 @@ _BOUND = "make the tool of the bound method, such as tool(shop.order)"
 
 def _owner(function: Callable[..., Any]) -> str:
     return f"the tool {function.__module__}.{function.__qualname__}"
+
+
+def _undescribed() -> str:
+    why = "has no docstring, and a model chooses a tool by its description"
+    if sys.flags.optimize < _WITHOUT_ANY:
+        return why
+    return f"{why}; Python removes docstrings with -OO and PYTHONOPTIMIZE=2: start it without, or with -O"
 
 
 def _unfit(function: Callable[..., Any], why: str) -> SettingsError:

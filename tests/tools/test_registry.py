@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -397,6 +399,14 @@ class Shop:
 def greeting(name: str) -> str:
     """Greet."""
     return f"Hello {name}."
+
+
+def test_without_any_docstring_the_error_names_the_option() -> None:
+    """`python -OO` removes those of perdure's own tools, too; `-O` does not."""
+    for option, says in (("-O", ""), ("-OO", "with -OO and PYTHONOPTIMIZE=2: start it without, or with -O")):
+        command = [sys.executable, option, "-c", "import perdure.tools.builtin"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode == 0, says in ended.stderr) == (not says, True), ended.stderr
 
 
 @pytest.mark.parametrize(
