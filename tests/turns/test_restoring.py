@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,14 @@ def other(databases: Databases, clock: MovedClock) -> Iterator[Harness]:
 
 
 @pytest.fixture(params=["postgres", "file", "sqlite", "redis"])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness], SnapshotStore]:
-    """A function that makes the snapshot store of an installation."""
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Harness], SnapshotStore]]:
+    """A function that makes the snapshot store of an installation, which is closed after the test."""
+    opened = ExitStack()
 
     def made(harness: Harness) -> SnapshotStore:
+        return opened.enter_context(closing(store(harness)))
+
+    def store(harness: Harness) -> SnapshotStore:
         match request.param:
             case "postgres":
                 return PostgresSnapshots(harness.database)
@@ -66,7 +71,8 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Harness]
             case _:
                 return RedisSnapshots(request.getfixturevalue("redis_url"))
 
-    return made
+    with opened:
+        yield made
 
 
 def _queued(harness: Harness, *texts: str) -> UUID:
