@@ -292,7 +292,8 @@ TRANSCRIPTS = Statement(
 )
 
 # A conversation in which nothing is remembered stays: a later message in it must not be remembered either. Opening a
-# session updates the conversation's row, so that its `ctid` is another one then, and the row is not deleted.
+# session updates the conversation's row, so that its `ctid` is another one then, and the row is not deleted. Some
+# versions of PostgreSQL compare it again after an update only as a text.
 CONVERSATIONS = Statement(
     "retention.conversations",
     f"""
@@ -305,7 +306,9 @@ CONVERSATIONS = Statement(
         WHERE c.old AND (SELECT s.session_id FROM sessions AS s
                          WHERE s.user_id = c.user_id AND s.scope = '/' || c.conversation LIMIT 1) IS NULL
     ), gone AS (
-        DELETE FROM conversations WHERE ctid = ANY (ARRAY(SELECT ctid FROM empty)) RETURNING 1
+        DELETE FROM conversations
+        WHERE ctid = ANY (ARRAY(SELECT ctid FROM empty)) AND ctid::text = ANY (ARRAY(SELECT ctid::text FROM empty))
+        RETURNING 1
     )
     SELECT (SELECT count(*) FROM gone) AS deleted,
            (SELECT jsonb_build_array(user_id, conversation)::text FROM page

@@ -139,6 +139,7 @@ class Databases:
         The new database gets the template's name after the migration. Therefore a database with this name is complete.
         """
         self.administer("SELECT pg_advisory_lock(%s)", str(_ONE_AT_A_TIME))
+        admit_ordinary_role(self._server)  # also to a server that has stopped with the last process that used it
         if not self.administer("SELECT count(*) FROM pg_database WHERE datname = %s", _TEMPLATE):
             # No test kills this server. Tests of crashes use servers of their own, with synchronous commits.
             self.administer("ALTER SYSTEM SET synchronous_commit = off")
@@ -146,7 +147,6 @@ class Databases:
             # On busy cores, autovacuum could record a table as empty during a test, or change plans that are tested.
             self.administer("ALTER SYSTEM SET autovacuum = off")
             self.administer("SELECT pg_reload_conf()")
-            admit_ordinary_role(self._server)
             # `_emptied` disables foreign key checks with this parameter; perdure does not use it.
             self.administer(f"GRANT SET ON PARAMETER session_replication_role TO {ORDINARY}")
             if not self._prepare:
@@ -307,8 +307,10 @@ def admit_ordinary_role(server: URL) -> None:
     if not _run(administrator, "SELECT count(*) FROM pg_roles WHERE rolname = %s", ORDINARY):
         _run(administrator, f"CREATE ROLE {ORDINARY} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE")
     rules = Path(_run(administrator, "SHOW hba_file"))
-    rules.write_text(rules.read_text(encoding="utf-8") + f"local all {ORDINARY} trust\n", encoding="utf-8")
-    _run(administrator, "SELECT pg_reload_conf()")
+    present, rule = rules.read_text(encoding="utf-8"), f"local all {ORDINARY} trust\n"
+    if rule not in present:
+        rules.write_text(present + rule, encoding="utf-8")
+        _run(administrator, "SELECT pg_reload_conf()")
     administrator.close()
     deadline = time.monotonic() + _PATIENCE_S
     while True:

@@ -43,7 +43,7 @@ def write_json(value: Any) -> None:
 def write_document(parts: Iterable[str]) -> None:
     """Print text for programs: in UTF-8, whatever the encoding of the locale is."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.stdout.writelines(parts)
     sys.stdout.flush()
 

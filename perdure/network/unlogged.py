@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     import httpx2
 
-_URLS: WeakSet[httpx2.URL] = WeakSet()
+_URLS: WeakValueDictionary[int, httpx2.URL] = WeakValueDictionary()
+"""By their `id`: requests that overlap may have equal URLs, and each ends on its own."""
 
 
 def unlogged(request: httpx2.Request) -> httpx2.Request:
     """`request`, whose URL the HTTP client will not log."""
-    _URLS.add(request.url)
+    _URLS[id(request.url)] = request.url
     return request
 
 
@@ -28,7 +29,7 @@ async def unlogged_soon(request: httpx2.Request) -> None:
 
 
 def _may_be_logged(record: logging.LogRecord) -> bool:
-    return not isinstance(record.args, tuple) or not any(each in _URLS for each in record.args)
+    return not isinstance(record.args, tuple) or not any(_URLS.get(id(each)) is each for each in record.args)
 
 
 logging.getLogger("httpx2").addFilter(_may_be_logged)

@@ -173,7 +173,7 @@ class Ender:
         try:
             self.clean(session_id, fence)
         except Unavailable as error:
-            log.warning("session %s cannot end yet: %s", session_id, error.message)
+            log.warning("session %s cannot end yet: %s", session_id, loggable(error))
             return False
         return True
 

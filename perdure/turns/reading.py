@@ -23,7 +23,7 @@ from perdure.access.tenants import UserKey, decider_of
 from perdure.clock import iso
 from perdure.database.bodies import body
 from perdure.database.engine import Database, Executor
-from perdure.errors import BudgetExhausted, NotFound, TurnCancelled, Unavailable
+from perdure.errors import BudgetExhausted, NotFound, TurnCancelled, Unavailable, loggable
 from perdure.models.endings import LENGTH
 from perdure.sessions.routing import conversation_of
 from perdure.text.untrusted import load_object
@@ -337,7 +337,7 @@ class SettlementWatch:
             try:
                 self._look()
             except Unavailable as error:
-                log.warning("settled turns cannot be read; waiting callers are notified later: %s", error.message)
+                log.warning("settled turns cannot be read; waiting callers are notified later: %s", loggable(error))
             except Exception:
                 log.exception("the watch for settled turns raised an error and continues")
             self._look_now.wait(_ROUND_IF_NOTIFIED_S if self.is_notified else _ROUND_S)

@@ -167,7 +167,7 @@ class Eraser:
         try:
             return self.file.rewritten(clean)
         except Unavailable as error:
-            log.warning("erased texts are still in Redis's file; the next pass retries: %s", error.message)
+            log.warning("erased texts are still in Redis's file; the next pass retries: %s", loggable(error))
             return ()
 
     def _clean(self, user_id: UserKey, sessions: Sequence[UUID], until: datetime) -> bool:

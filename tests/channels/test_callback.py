@@ -27,6 +27,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from perdure.channels.callback import UrlCarrier
 from perdure.clock import MovedClock
 from perdure.network.reply_urls import Reachable
+from perdure.network.unlogged import unlogged
 from perdure.network.webhook_signatures import make_secret, parse_secrets, signed_headers
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings
@@ -120,6 +121,17 @@ def test_the_url_is_not_logged(receiver: Receiver, caplog: pytest.LogCaptureFixt
         assert "secret" not in caplog.text
         httpx2.post(receiver.url, content=b"{}")
     assert [each.name for each in caplog.records if each.levelno == logging.INFO] == ["httpx2"]
+
+
+def test_the_url_of_requests_that_overlap_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The URLs of two requests may be equal. The first request's end lets the second one's be logged no more."""
+    first, second = (unlogged(httpx2.Request("POST", "https://a.example/secret")) for _ in range(2))
+    asked = logging.getLogger("httpx2")
+    with caplog.at_level(logging.INFO):
+        asked.info("HTTP Request: %s %s", first.method, first.url)
+        del first
+        asked.info("HTTP Request: %s %s", second.method, second.url)
+    assert caplog.text == ""
 
 
 def test_any_library_of_standard_webhooks_verifies_it(receiver: Receiver) -> None:

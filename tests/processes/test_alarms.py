@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from kombu import Connection, Queue
+from celery import Celery
+from kombu import Connection, Producer, Queue
 
 from perdure.assembly import Addresses
 from perdure.settings import Settings
@@ -91,6 +93,28 @@ def test_attempts_during_an_alarm_leave_one_connection(rabbit: Rabbit, queue: An
     assert publish()
     wait_until(lambda: queue.queue_declare(passive=True).message_count >= 3, "the tasks arrive")
     assert queue.queue_declare(passive=True).message_count <= 4, "the attempts during the alarm sent at most one task"
+
+
+@pytest.mark.usefixtures("queue")
+def test_the_applications_own_tasks_meet_no_error_of_perdure(rabbit: Rabbit) -> None:
+    """They may use a connection over which perdure has published. Celery sends them, and RabbitMQ has them later."""
+    app = Celery("shop", broker=rabbit.url, set_as_current=False)
+    calls = CeleryCalls(app, owned=False)
+    assert calls.send(_call()) is TaskSent.YES
+    rabbit.alarm(on=True)
+    with app.producer_or_acquire() as producer:
+        app.send_task("shop.count", queue=QUEUE, producer=producer)
+        wait_until(lambda: _is_blocked(producer), "RabbitMQ blocks the connection")
+        app.send_task("shop.count", queue=QUEUE, producer=producer)
+    assert _unpaused(calls).send(_call()) is TaskSent.NO
+    app.close()
+
+
+def _is_blocked(producer: Producer) -> bool:
+    driver = producer.connection.connection
+    with suppress(TimeoutError):
+        driver.drain_events(timeout=0.1)
+    return bool(driver.on_blocked.__self__.is_on)
 
 
 def test_a_process_that_has_published_during_an_alarm_reports_the_broker(rabbit: Rabbit, queue: Any) -> None:

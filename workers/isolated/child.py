@@ -27,7 +27,7 @@ from uuid import UUID
 from celery.app.utils import find_app
 
 from perdure.assembly import addresses, assemble
-from perdure.errors import SettingsError, Unavailable
+from perdure.errors import SettingsError, Unavailable, loggable
 from perdure.observe.current import working_on
 from perdure.observe.measures import Entry, Measures
 from perdure.servers.process import launch
@@ -113,7 +113,7 @@ class Isolation:
             try:
                 warden.check(children)
             except Unavailable as error:
-                log.warning("the child processes could not be checked: %s", error.message)
+                log.warning("the child processes could not be checked: %s", loggable(error))
             except Exception:
                 log.exception("a check of the child processes failed; the next one follows")
 
@@ -203,7 +203,7 @@ def main(session_id: UUID, reporting: int | None = None) -> None:
             _run(session_id, report)
     except Unavailable as error:
         with working_on(session_id=session_id):
-            log.warning("the turn of session %s does not run: %s", session_id, error.message)
+            log.warning("the turn of session %s does not run: %s", session_id, loggable(error))
         report.send(error.message, charged=False)
         sys.exit(_UNAVAILABLE)
     except (Exception, SystemExit) as error:

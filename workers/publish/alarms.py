@@ -27,15 +27,19 @@ class BrokerBlocked(Unavailable):
 
 
 class _Alarm:
-    """Whether RabbitMQ blocks one connection. The driver calls `begin` and `end`."""
+    """Whether RabbitMQ blocks one connection. The driver calls `begin` and `end`.
+
+    `is_awaited` while perdure publishes over the connection, which may be of an application's pool.
+    """
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = self.is_awaited = False
 
     def begin(self, _reason: str) -> None:
-        """Note the alarm, and end the wait for the message that RabbitMQ does not confirm."""
+        """Note the alarm, and end perdure's wait for the message that RabbitMQ does not confirm."""
         self.is_on = True
-        raise BrokerBlocked
+        if self.is_awaited:
+            raise BrokerBlocked
 
     def end(self) -> None:
         self.is_on = False
@@ -57,23 +61,27 @@ def publishing(app: Celery, wait_s: float) -> Iterator[Producer]:
     """
     blocked: BrokerBlocked | None = None
     with app.producer_or_acquire() as producer:
+        alarm: _Alarm | None = None
         try:
-            _require_unblocked(producer, wait_s)
+            alarm = _require_unblocked(producer, wait_s)
             yield producer
         except BrokerBlocked as error:  # kombu would close the connection after an error
             blocked = error
+        finally:
+            if alarm is not None:
+                alarm.is_awaited = False
     if blocked is not None:
         raise blocked
 
 
-def _require_unblocked(producer: Producer, wait_s: float) -> None:
-    """Raise `BrokerBlocked` if RabbitMQ still blocks the connection.
+def _require_unblocked(producer: Producer, wait_s: float) -> _Alarm | None:
+    """Raise `BrokerBlocked` if RabbitMQ still blocks the connection. Returns what heeds its next alarm, if anything.
 
     A connection that RabbitMQ has unblocked is replaced: its next confirmation is that of an earlier message.
     """
     connection = producer.connection
     if connection.transport.driver_type != "amqp":
-        return
+        return None
     tries = {**RETRY_ONCE, "max_retries": max(len(connection.alt), 1)}  # each server of several
     connection.ensure_connection(**tries, timeout=wait_s)
     alarm = getattr(connection.connection.on_blocked, "__self__", None)
@@ -86,3 +94,7 @@ def _require_unblocked(producer: Producer, wait_s: float) -> None:
     if connection.connection.on_blocked is None:
         alarm = _Alarm()
         connection.connection.on_blocked, connection.connection.on_unblocked = alarm.begin, alarm.end
+    if not isinstance(alarm, _Alarm):
+        return None  # an application has a hook of its own
+    alarm.is_awaited = True
+    return alarm

@@ -47,7 +47,7 @@ class BeatShutdown:
         for number in stop_signals():
             signal.signal(number, self._exit)
         atexit.register(self._log_end)
-        log.info("beat runs until SIGTERM or SIGINT")
+        log.info("beat runs until SIGTERM, SIGINT or SIGHUP")
 
     def _count(self, **_: Any) -> None:
         self._fired += 1

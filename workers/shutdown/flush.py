@@ -15,7 +15,7 @@ from functools import partial
 from uuid import UUID
 
 from perdure.database.fencing import Fence
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.runtime import Runtime
 from perdure.tasks.process import Flusher
 
@@ -77,7 +77,7 @@ def _flush(
             try:
                 written = flusher(session_id, fence)
             except Unavailable as error:
-                log.warning("the flush ended early: %s", error.message)
+                log.warning("the flush ended early: %s", loggable(error))
                 return
             except Exception:
                 log.exception("session %s could not be flushed", session_id)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from enum import Enum, auto
 
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
 from perdure.sessions.states import State
 from perdure.settings import ShutdownSettings
 from perdure.tasks.process import Process
@@ -205,7 +205,7 @@ def _release_leases(process: Process) -> int:
     try:
         released = process.runner.keeper.release_all()
     except Unavailable as error:
-        log.warning("the leases were not released; they expire: %s", error.message)
+        log.warning("the leases were not released; they expire: %s", loggable(error))
         return 0
     wake = process.runtime.wake
     for session_id, state in released:

@@ -693,7 +693,7 @@ class AdaptedTurn(Turn):
         Raises:
             PerdureError: a file cannot be stored now.
         """
-        response, *_ = self._read_reply(answer.payload, answer.model_id)
+        response = answer.response
         record = {**answer.payload, "model_id": response.model_id or answer.model_id}
         stored = self._result_files.take_reply(record, self._row.turn_id)
         made, reply = messages.reply_of(response, stored, self._row.turn_id, self.transcript.call_ids)

@@ -448,22 +448,25 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _converted(text: str) -> str:
-    return _MARKUP.sub(lambda found: _marked(text, found), text)
+def _converted(text: str, *, is_part: bool = False) -> str:
+    return _MARKUP.sub(lambda found: _marked(text, found, is_part=is_part), text)
 
 
-def _marked(text: str, found: Match) -> str:
+def _marked(text: str, found: Match, *, is_part: bool) -> str:
+    """What is found, as Slack writes it. `is_part`: within a heading or an emphasis, where `#` begins no heading."""
     if found["url"] is not None:
         return f"<{found['url']}|{found['label'].strip('*')}>"
     if found["title"] is not None:
-        return f"*{_converted(found['title'].replace('**', '').strip(' *'))}*"
+        title = found["title"].replace("**", "").strip(" *")
+        return text[found.start() : found.end()] if is_part else f"*{_converted(title, is_part=True)}*"
     if found["struck"] is not None:
-        return f"~{_converted(found['struck'])}~"
+        return f"~{_converted(found['struck'], is_part=True)}~"
     if _is_in_word(text, found):
         return text[found.start() : found.end()]
     if found["both"] is not None:
-        return f"*_{_converted(found['both'])}_*"
-    return f"_{_converted(found['italic'])}_" if found["italic"] is not None else f"*{_converted(found['bold'])}*"
+        return f"*_{_converted(found['both'], is_part=True)}_*"
+    sign, name = ("_", "italic") if found["italic"] is not None else ("*", "bold")
+    return f"{sign}{_converted(found[name], is_part=True)}{sign}"
 
 
 def _is_in_word(text: str, found: Match) -> bool:

@@ -46,7 +46,15 @@ from uuid import UUID
 
 from perdure.agents import Agent
 from perdure.database.fencing import Fence
-from perdure.errors import BudgetExhausted, IncompleteReply, PerdureError, ProviderError, SettingsError, Unavailable
+from perdure.errors import (
+    BudgetExhausted,
+    IncompleteReply,
+    PerdureError,
+    ProviderError,
+    SettingsError,
+    Unavailable,
+    loggable,
+)
 from perdure.events.writer import TurnEvents
 from perdure.models.endings import why_calls_do_not_run
 from perdure.models.protocol import CallAborted, ModelReply, Role, Usage
@@ -290,7 +298,7 @@ class Runner:
             except LeaseLost:
                 raise
             except Unavailable as error:
-                log.warning("turn %s: the database became unavailable: %s", turn_id, error.message)
+                log.warning("turn %s: the database became unavailable: %s", turn_id, loggable(error))
                 if losses == _MOST_LOSSES:
                     return self._leaving.leave(tenure, Struck())
                 wait_for_database(self._runtime, tenure, losses)

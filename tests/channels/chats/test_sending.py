@@ -288,6 +288,13 @@ def test_slack_escapes_its_three_characters() -> None:
     assert slack_module.render("*a* 2*3, *b* (**c**), *d e*.") == "_a_ 2*3, _b_ (*c*), _d e_."
 
 
+def test_headings_within_headings_have_no_depth() -> None:
+    """Only the first sign begins a heading, however many follow: a model writes what its user asks for."""
+    signs = "# " * 2_000
+    assert slack_module.render(f"{signs}a") == f"*{signs.removeprefix('# ')}a*"
+    assert slack_module.render(f"**{signs}a**") == f"*{signs}a*"
+
+
 def test_slacks_markup_is_resolved(installation: Installation) -> None:
     """In a received message, Slack's ids become names, links show their addresses, and escapes are resolved."""
     given = "<@U0BOT> ask <@U2|bo> in <#C1|general> <!here> see <https://a.example|this> &lt;b&gt; &amp;amp;"

@@ -96,7 +96,7 @@ def database_check(database: Database) -> Check:
             require(database)
             database.run(WRITABLE, {})
         except PerdureError as error:
-            log.warning("not ready: %s", error.message)
+            log.warning("not ready: %s", loggable(error))
             return error.message.replace("; please try again.", ".")
         except SQLAlchemyError as error:
             log.warning("not ready: the database cannot be reached (%s)", loggable(error))
