@@ -128,7 +128,6 @@ class Options(BaseModel):
         (Options, '```json\n{"lines": [{"title": "pen"}, {"ti'),
         (Options, "{'title': 'all', 'lines': {}}"),
         (Options, '[true, {"title": "pen"}, {"ti'),
-        (list[int], "[[1, 2], [3"),
         (Tree, '{"children": [{"children": []}, {"children": ['),
         (dict[str, Any], '{"of": {"one": 1}, "and": {"tw'),
         (Annotated[str, Field(max_length=100)], '{"output": "half of the answ'),

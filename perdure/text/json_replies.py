@@ -10,7 +10,7 @@ from perdure.text.patterns import compiled
 from perdure.text.untrusted import load_value
 
 _OPENING = compiled(r"[\[{]")
-_BEGINNING = compiled(r"\{\s*[\"']|\[\s*(?:[-0-9{\[\"']|(?:true|false|null)\b)")
+_BEGINNING = compiled(r"\{\s*[\"']|\[\s*(?:[-0-9{\"']|(?:true|false|null)\b)")
 """How JSON with members begins, also in single quotes. A bracket of prose, as in `{name}` or `[see below]`, begins
 otherwise."""
 _NESTING = compiled(r"\"(?:[^\"\\]|\\[\s\S])*\"?|[\[\]{}]")
