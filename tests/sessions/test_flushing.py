@@ -83,7 +83,7 @@ def test_an_unavailable_server_ends_the_flush(caplog: pytest.LogCaptureFixture) 
     flusher.happens[SECOND] = _raising(Unavailable("Redis cannot be reached."))
     assert flush(TOUCHED, [flusher], PATIENCE_S) == WorkerFlushed(touched=3, sessions=1, written=1)
     assert flusher.seen == TOUCHED[:2]
-    assert caplog.messages == ["the flush ended early: Redis cannot be reached."]
+    assert caplog.messages == ["the flush ended early: UNAVAILABLE: Redis cannot be reached."]
 
 
 def test_a_flusher_that_hangs_is_abandoned() -> None:
