@@ -9,35 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from celery import Celery
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.application.queues import broker_url, publisher
-from perdure.assembly import (
-    Addresses,
-    addresses,
-    assemble,
-    check,
-    database_address,
-    redis_address,
-    require_database,
-)
-from perdure.channels.http.app import create_app
+from perdure.assembly import Addresses, addresses, check, database_address, redis_address
 from perdure.channels.http.auth import Authenticate, Keys, MayApprove
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, SettingsError
 from perdure.host import installed
-from perdure.resilience.kill_reports import Kills
-from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.text import declarations
-from perdure.workers.observed import observed
-from perdure.workers.publish.background import BackgroundWaker
+from perdure.workers.opened import OpenGateway, open_gateway
 
 
 def gateway(
@@ -133,8 +120,12 @@ class MountedGateway:
         return self._opened.app
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _Opened:
-        opened = await asyncio.to_thread(_assemble, self._settings, self._celery, self._rules, loop)
-        await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
+        opened = _Opened(await asyncio.to_thread(_open, self._settings, self._celery, *self._rules), loop)
+        try:
+            await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
+        except BaseException:
+            await asyncio.to_thread(opened.close)
+            raise
         return opened
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -163,42 +154,19 @@ class MountedGateway:
 class _Opened:
     """The parts of an open gateway."""
 
-    def __init__(
-        self, app: FastAPI, loop: asyncio.AbstractEventLoop, runtime: Runtime, closing: tuple[Callable[[], None], ...]
-    ) -> None:
-        self.app = app
+    def __init__(self, gateway: OpenGateway, loop: asyncio.AbstractEventLoop) -> None:
+        self.app, self.close = gateway
         self.loop = loop
         self.stack = AsyncExitStack()
-        self._runtime = runtime
-        self._closing = closing
-
-    def close(self) -> None:
-        """Close the connections to the servers."""
-        for each in self._closing:
-            each()
-        self._runtime.close()
 
 
-def _assemble(
-    settings: Settings,
-    celery: Celery | None,
-    rules: tuple[Authenticate | None, MayApprove | None],
-    loop: asyncio.AbstractEventLoop,
-) -> _Opened:
+def _open(
+    settings: Settings, celery: Celery | None, authenticate: Authenticate | None, may_approve: MayApprove | None
+) -> OpenGateway:
     celery = celery or installed()
     if celery is None:
         where, publishing = addresses(settings), None
     else:
         where = Addresses(database_address(settings), redis_address(settings), broker_url(celery))
         publishing = publisher(celery)
-    require_database(settings, where.database_url)
-    waker = BackgroundWaker(settings, where, publishing)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url)
-    kills = Kills(where.redis_url, settings.redis_prefix)
-    source = observed(
-        settings, runtime.database, runtime.clock,
-        breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
-        broker_reachable=waker.reachable,
-    )  # fmt: skip
-    app = create_app(runtime, waker.reachable, kills.lately, *rules, source=source)
-    return _Opened(app, loop, runtime, (waker.close, kills.close, source.close))
+    return open_gateway(settings, where, publisher=publishing, authenticate=authenticate, may_approve=may_approve)

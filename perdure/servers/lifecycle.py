@@ -26,6 +26,7 @@ from typing import Protocol, Self
 
 from perdure.servers import wheels
 from perdure.servers.errors import EmbeddedServerError, disk_full, explained
+from perdure.servers.process import sockets
 from perdure.servers.process.locks import FileLock
 
 _TICK_S = 0.01  # between two checks of a server's state
@@ -183,6 +184,14 @@ def find(server: Server) -> Endpoint | None:
             return None
         pid = server.pid()
     return None if pid is None else Endpoint(server.url(), pid)
+
+
+def is_of(server: Server, url: str) -> bool:
+    """Whether `url` is the server's address. The server need not run."""
+    try:
+        return sockets.recorded(server.directory) is not None and server.url() == url
+    except OSError:  # an account that may not read the directory cannot connect to its server either
+        return False
 
 
 def is_process_of(pid: int, program: str, directory: Path) -> bool:

@@ -92,11 +92,7 @@ def find(directory: Path) -> Endpoint | None:
 
 def is_of(directory: Path, url: str) -> bool:
     """Whether `url` is the URL of the embedded PostgreSQL of `directory`. That PostgreSQL need not run."""
-    server = _Postgres(directory.resolve())
-    try:
-        return sockets.recorded(server.directory) is not None and server.url() == url
-    except OSError:  # an account that may not read the directory cannot connect to its PostgreSQL either
-        return False
+    return lifecycle.is_of(_Postgres(directory.resolve()), url)
 
 
 @dataclass(frozen=True)

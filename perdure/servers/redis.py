@@ -89,11 +89,7 @@ def find(directory: Path) -> Endpoint | None:
 
 def is_of(directory: Path, url: str) -> bool:
     """Whether `url` is the address of the embedded Redis of `directory`. That Redis need not run."""
-    server = _Redis(directory.resolve())
-    try:
-        return sockets.recorded(server.directory) is not None and server.url() == url
-    except OSError:  # an account that may not read the directory cannot connect to its Redis either
-        return False
+    return lifecycle.is_of(_Redis(directory.resolve()), url)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.cli.conftest import Perdure
 from tests.processes.conftest import (
     broker_url,
     celery_backend_cluster,
     celery_broker_cluster,
     celery_setup_cls,
     celery_worker_cluster,
+    gateway,
     installation,
     model_server,
     perdure,
@@ -40,6 +40,7 @@ __all__ = [
     "celery_broker_cluster",
     "celery_setup_cls",
     "celery_worker_cluster",
+    "gateway",
     "installation",
     "model_server",
     "perdure",
@@ -62,15 +63,6 @@ def chromium() -> Iterator[webdriver.Chrome]:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program("chromedriver")))
     yield driver
     driver.quit()
-
-
-@pytest.fixture
-def gateway(perdure: Perdure) -> Iterator[GatewayProcess]:
-    """A gateway that the test may kill."""
-    made = GatewayProcess(perdure)
-    made.start()
-    yield made
-    made.kill()
 
 
 class Page:

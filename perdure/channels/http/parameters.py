@@ -10,19 +10,13 @@ from pydantic import AfterValidator, Field
 
 from perdure.channels.http.middleware import unescaped
 from perdure.errors import NotFound
-from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, USER_PATTERN, is_storable
+from perdure.text.untrusted import NOT_BLANK_PATTERN, STORABLE_PATTERN, USER_PATTERN, checked_storable, is_storable
 
 MAX_WAIT_S = 300.0
 MAX_SESSIONS = 1_000
 MAX_QUEUE = 100
 
 _MAX_BIGINT = 2**63 - 1
-
-
-def _storable(value: str) -> str:
-    if not is_storable(value):
-        raise ValueError("contains NUL or a character that is no valid Unicode")
-    return value
 
 
 IdPath = Annotated[str, Path(json_schema_extra={"format": "uuid"})]
@@ -50,15 +44,15 @@ _USER = {"pattern": USER_PATTERN}
 CaseQuery = Annotated[
     str,
     Query(min_length=1, description="The question.", json_schema_extra={"pattern": NOT_BLANK_PATTERN}),
-    AfterValidator(_storable),
+    AfterValidator(checked_storable),
 ]
-User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_USER), AfterValidator(_storable)]
+User = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_USER), AfterValidator(checked_storable)]
 UserPath = Annotated[
     str,
     Path(description="The user's id, one segment of the path: a slash in it is `%2F`."),
     AfterValidator(unescaped),
     Field(min_length=1, max_length=200, json_schema_extra=_USER),
-    AfterValidator(_storable),
+    AfterValidator(checked_storable),
 ]
 UserId = Annotated[
     User | None,
@@ -70,14 +64,16 @@ ConversationPath = Annotated[
     Path(description="The conversation's key, one segment of the path: a slash in it is `%2F`."),
     AfterValidator(unescaped),
     Field(min_length=1, max_length=200, json_schema_extra=_STORABLE),
-    AfterValidator(_storable),
+    AfterValidator(checked_storable),
 ]
 ConversationKey = Annotated[
-    Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_STORABLE), AfterValidator(checked_storable)]
+    | None,
     Query(description="Only sessions of this conversation; requires `user_id`."),
 ]
 SessionChannel = Annotated[
-    Annotated[str, Field(min_length=1, max_length=40, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Annotated[str, Field(min_length=1, max_length=40, json_schema_extra=_STORABLE), AfterValidator(checked_storable)]
+    | None,
     Query(description="Only sessions of the default conversation, as this channel reaches it; requires `user_id`."),
 ]
 QueueLimit = Annotated[int, Query(ge=1, le=MAX_QUEUE, description="At most this many turns, the ones that run first.")]
@@ -97,7 +93,8 @@ MessageLimit = Annotated[
     int | None, Query(ge=1, le=_MAX_BIGINT, description="At most this many messages; default: all.")
 ]
 BreakerAfter = Annotated[
-    Annotated[str, Field(min_length=1, max_length=500, json_schema_extra=_STORABLE), AfterValidator(_storable)] | None,
+    Annotated[str, Field(min_length=1, max_length=500, json_schema_extra=_STORABLE), AfterValidator(checked_storable)]
+    | None,
     Query(description="Only breakers whose name follows this one."),
 ]
 BreakerLimit = Annotated[

@@ -47,46 +47,26 @@ def migrate(
 def gateway(host: Host = LOOPBACK, port: Port = 8080) -> None:
     """Serve the HTTP gateway."""
     with collection.deferred():
-        from perdure.assembly import addresses, assemble, check, require_database
-        from perdure.channels.http.app import create_app
+        from perdure.assembly import addresses, check
         from perdure.channels.http.auth import Keys
         from perdure.cli.serve.server import serve
         from perdure.clock import SystemClock
-        from perdure.resilience.kill_reports import Kills
         from perdure.settings import Settings
         from perdure.workers import logs
-        from perdure.workers.observed import observed
-        from perdure.workers.publish.background import BackgroundWaker
+        from perdure.workers.opened import open_gateway
 
     settings = Settings.load()
     settings.require_keys_for(host)
     Keys(settings, SystemClock())  # fails now if a key file cannot be read
     check(settings, asks_models=False)
     logs.configure(form=settings.log.format)
-    where = addresses(settings)
-    require_database(settings, where.database_url)
-    waker = BackgroundWaker(settings, where)
-    runtime = assemble(settings, where.database_url, waker, where.redis_url)
-    kills = Kills(where.redis_url, settings.redis_prefix)
-    source = observed(
-        settings, runtime.database, runtime.clock,
-        breakers=runtime.breakers, redis_url=where.redis_url, broker_url=where.broker_url,
-        broker_reachable=waker.reachable,
-    )  # fmt: skip
-
-    def close() -> None:
-        waker.close()
-        kills.close()
-        source.close()
-        runtime.close()
-
+    opened = open_gateway(settings, addresses(settings))
     try:
-        app = create_app(runtime, waker.reachable, kills.lately, source=source)
         listener = bind(host, port, "--port")
     except BaseException:
-        close()
+        opened.close()
         raise
-    raise typer.Exit(serve(app, listener, settings.shutdown, close))
+    raise typer.Exit(serve(opened.app, listener, settings.shutdown, opened.close))
 
 
 def worker(
