@@ -77,7 +77,8 @@ def read_with_sources(executor: Executor, memory_id: UUID) -> dict[str, Any]:
     """One memory with `sources` and `used_in`, at most 50 of each.
 
     `sources` are the messages that it came from, the earliest first, each cut to 2,000 characters. `used_in` are the
-    turns whose prompts had the memory, the newest first; all messages of the user since then are read for them.
+    turns whose prompts or results of `recall` had the memory, the newest first; all messages of the user since then are
+    read for them.
 
     Raises:
         NotFound: there is no such memory.

@@ -28,16 +28,19 @@ SOURCES = Statement(
     writes=False,
 )
 
-# The newest turns whose prompts had the memory. Only the first reply of a turn has the parts of its prompt.
+# The newest turns whose prompts had the memory. Only a turn's first reply has the parts of its prompt. If the model has
+# found the memory with `recall`, the result names it.
 USES = Statement(
     "memories.uses",
     """
-    SELECT m.turn_id, m.session_id, m.created_at,
+    SELECT m.turn_id, m.session_id, min(m.created_at) AS created_at,
            CASE WHEN s.scope LIKE '/%%' THEN substr(s.scope, 2) END AS conversation
     FROM memories AS w JOIN sessions AS s USING (user_id) JOIN messages AS m ON m.session_id = s.session_id
-    WHERE w.memory_id = %(memory_id)s AND m.created_at >= w.created_at AND m.prompt @> jsonb_build_object(
-        'parts', jsonb_build_array(jsonb_build_object('ids', jsonb_build_array(w.memory_id::text))))
-    ORDER BY m.created_at DESC, m.turn_id LIMIT %(most)s
+    WHERE w.memory_id = %(memory_id)s AND m.created_at >= w.created_at
+      AND (m.prompt @> jsonb_build_object(
+               'parts', jsonb_build_array(jsonb_build_object('ids', jsonb_build_array(w.memory_id::text))))
+           OR m.role = 'tool' AND strpos(m.content, '[memory ' || w.memory_id || ',') > 0)
+    GROUP BY m.turn_id, m.session_id, s.scope ORDER BY created_at DESC, m.turn_id LIMIT %(most)s
     """,
     writes=False,
 )

@@ -83,7 +83,7 @@ def _memory_of(context: ToolContext) -> OwnMemory:
 
 
 def _line(each: Recalled, zone: tzinfo) -> str:
-    """A result, with its dates in the user's time zone, as in a prompt."""
+    """A result, with its dates in the user's time zone, as in a prompt. `memories.uses` finds a memory by its start."""
     known = f"memory {each.id}" if each.layer is Layer.SEMANTIC else "message"
     until = f", until {each.valid_to.astimezone(zone):%Y-%m-%d} only" if each.valid_to else ""
     return f"- [{known}, {each.occurred_at.astimezone(zone):%Y-%m-%d}{until}] {cut(each.content, _PIECE_CHARS)}"

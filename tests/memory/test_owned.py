@@ -21,7 +21,7 @@ from perdure.memory.recall.search import Layer
 from perdure.sessions.conversations import change_conversation
 from perdure.settings import Settings
 from perdure.tools.memory import forget as forget_tool
-from perdure.tools.memory import remember
+from perdure.tools.memory import recall, remember
 from perdure.turns.feedback import Feedback, give_feedback
 from perdure.turns.lease.keeper import Keeper
 from tests.memory.archive import HOME, LYON, PARIS, Archive, Echo, answer, memory
@@ -306,6 +306,21 @@ def test_what_the_tool_stored_is_forgotten_where_it_was_said(harness: Harness) -
     [known] = owned.list_memories(harness.database, ANA, 9)
     assert forget(harness.database, ANA, known["id"])
     assert _shown(harness) == ["I have a boat, and a rare stamp.", "ok", "May I go out?"]
+
+
+def test_a_turn_whose_model_found_the_memory_itself_used_it(harness: Harness) -> None:
+    """The prompt did not have the memory, which was stored in the turn. Two results of `recall` have it."""
+    harness.equip(remember, recall)
+    look = calls(("recall", {"query": "the user's disease"}))
+    harness.script(calls(("remember", {"content": "The user has a rare disease."})), look, look, says("Noted."))
+    used = harness.ask("I have a rare disease.", user_id="ana")
+    harness.script(calls(("remember", {"content": "The user has a boat."})), says("Noted."))
+    harness.ask("I have a boat.", user_id="ana")
+    known = {each["content"]: each["id"] for each in owned.list_memories(harness.database, ANA, 9)}
+    uses = [owned.read_with_sources(harness.database, each)["used_in"] for each in known.values()]
+    turns = dict(zip(known, [[use["turn_id"] for use in each] for each in uses], strict=True))
+    assert list(map(str, turns["The user has a rare disease."])).count(used["turn_id"]) == 1
+    assert turns["The user has a boat."] == []
 
 
 def test_the_message_that_asks_to_forget_is_not_read(harness: Harness) -> None:
