@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import hypothesis
 import psycopg2
@@ -338,17 +338,15 @@ def runtime(
 @pytest.fixture
 def granted(databases: Databases, database: Database) -> Iterator[Database]:
     """Connections of a role that owns nothing: it may only read and write the rows of perdure's tables."""
-    databases.administer("DROP ROLE IF EXISTS granted_only")
-    databases.administer(f"CREATE ROLE granted_only LOGIN ROLE {ORDINARY}")
+    role = f"granted_only_{uuid4().hex}"  # tests that run at the same time share the server
+    databases.administer(f"CREATE ROLE {role} LOGIN ROLE {ORDINARY}")
     with database.engine.connect() as connection:
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA perdure TO granted_only")
-        connection.exec_driver_sql(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA perdure TO granted_only"
-        )
-        connection.exec_driver_sql("GRANT USAGE ON ALL SEQUENCES IN SCHEMA perdure TO granted_only")
-    made = Database(database.url.update_query_dict({"options": "-c role=granted_only"}))
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA perdure TO {role}")
+        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA perdure TO {role}")
+        connection.exec_driver_sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA perdure TO {role}")
+    made = Database(database.url.update_query_dict({"options": f"-c role={role}"}))
     yield made
     made.close()
     with database.engine.connect() as connection:
-        connection.exec_driver_sql("DROP OWNED BY granted_only")
-    databases.administer("DROP ROLE granted_only")
+        connection.exec_driver_sql(f"DROP OWNED BY {role}")
+    databases.administer(f"DROP ROLE {role}")
