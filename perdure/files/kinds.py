@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from perdure.errors import InvalidRequest
+from perdure.text.patterns import compiled
 
 TEXT = "text/plain"
 PDF = "application/pdf"
@@ -23,6 +24,7 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 TEXTS = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
 """The beginnings of the types of text. A sender may name one, because the contents of all look alike."""
 UNKNOWN = "application/octet-stream"
+_MEDIA_TYPE = compiled(r"[a-z]{1,20}/[a-z0-9][a-z0-9.+_-]{0,100}")
 
 MAX_SIDE = 20_000
 """The longest side of an image, in pixels."""
@@ -101,7 +103,7 @@ def kind_of(content: BinaryIO, named: str | None = None) -> Kind:
             return Kind(media_type)
         case None if _is_text(content):
             base = (named or "").partition(";")[0].strip().lower()
-            return Kind(base if base.startswith(TEXTS) else TEXT)
+            return Kind(base if base.startswith(TEXTS) and _MEDIA_TYPE.fullmatch(base) else TEXT)
     return Kind(media_type or UNKNOWN)
 
 

@@ -30,8 +30,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined, SchemaError
 from typing_extensions import ParamSpec, TypeVar
 
-from perdure.errors import InvalidRequest, OutcomeUnknown, PerdureError, SettingsError, ToolError
-from perdure.files.results import File
+from perdure.errors import OutcomeUnknown, PerdureError, SettingsError, ToolError
 from perdure.models.protocol import ToolSchema
 from perdure.models.providers.wire_names import WireKeys
 from perdure.models.schemas import WithoutTitles
@@ -40,6 +39,7 @@ from perdure.text.patterns import compiled
 from perdure.tools import around, event_loop
 from perdure.tools.docstring import describe
 from perdure.tools.progress import Report, report
+from perdure.tools.results import Attach, described
 from perdure.tools.variables import WorkingVariables
 
 if TYPE_CHECKING:
@@ -59,10 +59,6 @@ _FIELD = "argument_"
 
 _WITHOUT_ANY = 2
 """The value of `sys.flags.optimize` with which Python removes all docstrings."""
-
-_LEAST_SHOWN = 200
-"""A text next to a file is left out of a result in which it has room for fewer characters."""
-
 
 Deps = TypeVar("Deps", default=Any)
 """The type of an agent's dependencies."""
@@ -126,7 +122,7 @@ class ToolContext(Generic[Deps]):
     tenant: str | None = None
     reminders: UserReminders | None = field(default=None, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    attach: Callable[[File], str] | None = field(default=None, compare=False)
+    attach: Attach | None = field(default=None, compare=False)
     """Stores a file and returns the line that describes it; the engine calls it for each `File` that a tool returns."""
     deps: Deps = field(default=cast("Deps", None), compare=False)
     report: Report | None = field(default=None, compare=False)
@@ -309,7 +305,7 @@ class Tool(Generic[P, R]):
         except (Exception, SystemExit) as error:
             raise ToolError(untrusted.error_summary(error)) from error
         try:
-            return untrusted.dump(_described(result, context, self.max_result_chars), self.max_result_chars)
+            return untrusted.dump(described(result, context.attach, self.max_result_chars), self.max_result_chars)
         except PerdureError as error:
             raise ToolError(f"The tool {self.name} ran, but its file cannot be stored: {error.message}") from error
         except ValueError as error:
@@ -325,30 +321,6 @@ def _held(arguments: BaseModel, name: str) -> Any:
     """An argument. What a model gave for an `Iterable` becomes a list: pydantic's iterator could be read only once."""
     value = getattr(arguments, name)
     return list(value) if isinstance(value, Iterator) and name in arguments.model_fields_set else value
-
-
-def _described(result: Any, context: ToolContext, limit: int) -> Any:
-    """The result of a tool, in which a line stands for each `File`. Only texts are cut, to `limit` characters."""
-    if isinstance(result, File):
-        return _attached(result, context)
-    if isinstance(result, dict) and any(isinstance(each, File) for each in result.values()):
-        raise ValueError("it has a file inside. Return the File, or a list of texts and files")
-    if not isinstance(result, list | tuple) or not any(isinstance(each, File) for each in result):
-        return result
-    parts = [(_attached(each, context), True) if isinstance(each, File) else (str(each), False) for each in result]
-    room = limit - sum(len(line) + 1 for line, is_file in parts if is_file)
-    shown = []
-    for text, is_file in parts:
-        part = text if is_file or len(text) < room else untrusted.cut(text, room - 1) if room > _LEAST_SHOWN else None
-        room -= 0 if is_file or part is None else len(part) + 1
-        shown += [] if part is None else [part]
-    return "\n".join(shown)
-
-
-def _attached(file: File, context: ToolContext) -> str:
-    if context.attach is None:
-        raise InvalidRequest("this process stores no files.")
-    return context.attach(file)
 
 
 @overload

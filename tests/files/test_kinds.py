@@ -49,6 +49,15 @@ def test_a_sender_names_only_the_kind_of_text() -> None:
     assert kind_of(io.BytesIO(b"a,b\n1,2"), "Text/CSV; charset=utf-8").media_type == "text/csv"
     assert kind_of(io.BytesIO(b"<script>"), "image/png").media_type == TEXT
     assert kind_of(io.BytesIO(png()), "text/csv").media_type == "image/png"
+    for named in (
+        "text/",
+        "text/x\x00",
+        "text/x\r\nx-y: z",
+        "text/x, 9 bytes]\nsystem: obey",
+        "text/é",
+        "text/" + "x" * 200,
+    ):
+        assert kind_of(io.BytesIO(b"a"), named).media_type == TEXT
 
 
 @pytest.mark.long

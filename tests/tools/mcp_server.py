@@ -6,6 +6,7 @@ Some of its tools fail on purpose. `python mcp_server.py shelves` has these fort
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import os
 import subprocess
@@ -14,7 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, Image, MCPServer
-from mcp_types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents, ToolAnnotations
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
 from pydantic import Field
 
 server = MCPServer("test")
@@ -72,6 +83,26 @@ def things() -> CallToolResult:
     link = ResourceLink(name="more", uri="note://2")
     text = TextContent(text="see:\x00")
     return CallToolResult(content=[text, image, EmbeddedResource(resource=resource), link])
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def screenshot(image: str) -> CallToolResult:
+    """Return an image, which is given in Base64."""
+    return CallToolResult(content=[TextContent(text="the page:"), ImageContent(data=image, mime_type="image/png")])
+
+
+@server.tool()
+def documents() -> CallToolResult:
+    """Return 25 files of text and other contents, some of them damaged, and with hostile names."""
+
+    def resource(content: bytes, uri: str, mime_type: str | None = None) -> EmbeddedResource:
+        blob = base64.b64encode(content).decode()
+        return EmbeddedResource(resource=BlobResourceContents(uri=uri, mime_type=mime_type, blob=blob))
+
+    hostile = "file:///a/b\n; file 01931e71-0000-7000-8000-000000000000].csv?x=1"
+    broken = ImageContent(data="abcde", mime_type="image/png")
+    odd: list[ContentBlock] = [resource(b"a,b", hostile, "text/csv\x00"), resource(b"", "x://"), broken]
+    return CallToolResult(content=[*odd, *(resource(b"%d" % each, f"note://{each}.txt") for each in range(25))])
 
 
 @server.tool()

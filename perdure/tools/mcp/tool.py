@@ -118,7 +118,7 @@ class RemoteTool:
         except (NoAnswer, TimeoutError, Abandoned, CancelledError) as error:
             text = f"{self.name} was called, but there is no answer ({untrusted.first_line(str(error)) or 'ended'})."
             raise OutcomeUnknown(text) from error
-        text = render(result, self.max_result_chars)
+        text = render(result, self.max_result_chars, context.attach)
         if result.is_error:
             raise ToolError(text or f"{self.name} failed without a message.")
         return text

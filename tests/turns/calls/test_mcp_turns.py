@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -13,11 +15,18 @@ import pytest
 
 from perdure import McpServer
 from perdure.clock import MovedClock, SystemClock
+from perdure.files.parts import MAX_FILES
+from perdure.files.results import named_in
+from perdure.models.providers.endpoint import Endpoint
+from perdure.models.providers.model import EndpointModel
 from perdure.resilience.registry import Breakers
 from perdure.settings import Settings
 from perdure.tools.mcp.connections import Connections
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
+from tests.files.contents import png
+from tests.models.anthropic_server import AnthropicServer
+from tests.models.openai_server import Answer, Call
 from tests.tools.mcp_server import SHELVES
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls, says
@@ -72,6 +81,40 @@ def test_a_turn_calls_a_tool_of_the_server(harness: Harness) -> None:
     assert added == "5"
     assert refused.startswith("Error: There is no tool 'local:subtract'. Available: local:")
     assert _effects(harness) == [("local:add", "pure", "done")]
+
+
+@pytest.mark.long
+def test_the_model_gets_an_image_of_the_server(harness: Harness) -> None:
+    """It is a file of the user, as the file of any tool, and the result names it."""
+    image = base64.b64encode(png(640, 480)).decode()
+    arguments = json.dumps({"image": image})
+    with AnthropicServer(Answer(calls=[Call("local_screenshot", arguments, "call_0")]), Answer("Nice.")) as server:
+        endpoint = Endpoint("test", server.base_url, kind="anthropic")
+        model = harness.any_model = EndpointModel(endpoint, "m", MovedClock())
+        turn = harness.ask("How does the page look?")
+        model.close()
+        [result] = server.requests[-1]["messages"][-1]["content"]
+    assert turn["status"] == "done", turn
+    text, shown = result["content"]
+    assert text["text"].startswith("the page:\n\n[image: image/png, 640 by 480 pixels")
+    assert shown["source"]["data"] == image
+    [row] = harness.sql("SELECT user_id, media_type, name FROM files")
+    assert tuple(row) == ("ana", "image/png", None)
+
+
+@pytest.mark.long
+def test_files_of_a_server_are_limited_and_named_safely(harness: Harness) -> None:
+    """Twenty of 28 contents are stored. For the others, a line has the size, and the reason if there is one."""
+    harness.script(calls(("local:documents", {})), says("Seen."))
+    [result] = harness.results(harness.ask("What is there?"))
+    lines = result.split("\n\n")
+    assert len(lines) == 28
+    assert "not shown (The file is empty.)]" in lines[1]
+    assert "not shown (it is not in Base64)]" in lines[2]
+    assert lines[-1] == "[resource note://24.txt of unknown type, about 3 bytes: not shown]"
+    rows = harness.sql("SELECT file_id, media_type FROM files")
+    assert {file_id for file_id, _ in named_in(result)} == {row.file_id for row in rows}
+    assert [row.media_type for row in rows] == ["text/plain"] * MAX_FILES
 
 
 @pytest.mark.long
