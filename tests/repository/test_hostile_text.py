@@ -7,6 +7,7 @@ CPU time must not grow faster than the length. Other tests check that no pattern
 from __future__ import annotations
 
 import ast
+import io
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from perdure.channels.services.discord import channel as discord
 from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
+from perdure.files.kinds import kind_of
 from perdure.files.results import named_in
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
@@ -255,6 +257,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.tools.mcp.tool.without_malformed": lambda given: mcp_tool.without_malformed(
         {"tools": [{"name": given, "inputSchema": {"type": given, given: given}}]}, "2025-11-25", 200
     ),
+    "perdure.files.kinds.kind_of": lambda given: kind_of(io.BytesIO(given.encode(errors="replace")), given),
     "perdure.files.results.named_in": named_in,
     "perdure.network.egress.check": lambda given: [
         suppressing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
