@@ -36,9 +36,11 @@ def open_gateway(
     """Open the gateway. If that fails, nothing stays open.
 
     Args:
+        settings: The settings of this process.
         where: The servers' addresses.
         publisher: The Celery application that publishes wake-ups. Default: one for `where.broker_url`.
-        authenticate: See `create_app`, as for `may_approve`.
+        authenticate: See `create_app`.
+        may_approve: See `create_app`.
 
     Raises:
         PerdureError: a setting is invalid, or the database is not migrated.
