@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARS = 200
 """The longest name of an agent: a message names its agent with at most as many characters."""
 
+_MAKERS = "perdure.tools.", "perdure.adapters."
+"""The modules of the functions that make tools. None of these functions is a tool itself."""
+
 
 class ErrorMessages(Protocol):
     """The messages that an agent's users receive when a turn fails."""
@@ -214,7 +217,8 @@ class Agent:
     def _check_tools(self) -> None:
         self._require("tools", declarations.is_list(self.tools), "a list of tools, such as [weather]")
         for given in self.tools:
-            if isinstance(given, OwnTool | McpServer) or inspect.isroutine(given):
+            is_maker = str(getattr(given, "__module__", "")).startswith(_MAKERS)
+            if isinstance(given, OwnTool | McpServer) or (inspect.isroutine(given) and not is_maker):
                 continue
             task = getattr(given, "name", None) if hasattr(given, "apply_async") else None
             hint = f"; for a Celery task, write celery_tool({task!r})" if isinstance(task, str) else ""
@@ -224,6 +228,8 @@ class Agent:
             )
             if hasattr(given, "tool_list"):
                 hint = "; for another agent, write agent_tool(…) or handoff(…)"
+            if inspect.isroutine(given):
+                hint = f"; {given.__name__} makes a tool: write {given.__name__}(…)"
             raise SettingsError(
                 f"agent {self.name!r} has {declarations.shown(given)} among its tools; accepted: {accepted}{hint}"
             )

@@ -14,7 +14,19 @@ import pytest
 from celery import Celery
 
 import perdure
-from perdure import Agent, ErrorTexts, McpServer, celery_tool, required, tool
+from perdure import (
+    Agent,
+    ErrorTexts,
+    McpServer,
+    agent_tool,
+    ask_user,
+    celery_tool,
+    external_tool,
+    handoff,
+    required,
+    sleep_until,
+    tool,
+)
 from perdure.agents import Agents
 from perdure.errors import SettingsError
 
@@ -138,6 +150,13 @@ def test_a_celery_task_among_the_tools_is_explained() -> None:
     """A Celery task looks like a function. The error says how to make a tool of it."""
     with pytest.raises(SettingsError, match=r"write celery_tool\('shop.export'\)"):
         Agent("shop", "You help.", tools=[_EXPORT])
+
+
+@pytest.mark.parametrize("maker", [ask_user, celery_tool, external_tool, agent_tool, handoff, tool])
+def test_what_makes_a_tool_is_none_itself(maker: Callable[..., object]) -> None:
+    """As `ask_user` without its parentheses next to `sleep_until`, which needs none: a model would call the maker."""
+    with pytest.raises(SettingsError, match=rf"{maker.__name__} makes a tool: write {maker.__name__}\(…\)"):
+        Agent("shop", "You help.", tools=[weather, sleep_until, maker])
 
 
 def test_tools_of_one_name_are_refused() -> None:
