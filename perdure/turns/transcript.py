@@ -266,6 +266,11 @@ class Transcript:
     def steps(self) -> int:
         return steps_in(self._present)
 
+    def stepped_at(self, now: datetime) -> datetime | None:
+        """When the last step of the present turn was committed: `now`, if this run did so. `None`: it has no step."""
+        steps = [each for each in self._present if each.role is not Role.USER and each.seq is not None]
+        return steps[-1].created_at or now if steps else None
+
     @property
     def usage(self) -> Usage | None:
         """The tokens of all steps of the present turn; see `total_usage`."""

@@ -11,9 +11,8 @@ turns wait for their return, a newer turn with the same model waits behind them.
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from perdure.clock import Clock
 from perdure.database.engine import Executor
 from perdure.errors import CircuitBreakerOpen, PerdureError
 from perdure.resilience.circuit import CircuitState as Breaker
@@ -29,7 +28,7 @@ MOST_A_ROUND = pace.FIRST
 newer turn need not wait behind them."""
 
 LONGEST = timedelta(days=1)
-"""The greatest age at which a turn is parked. An older turn fails if its models are unavailable."""
+"""How long after its last step a turn is parked. Later, it fails if its models are unavailable."""
 
 _LONGEST_PAUSE_S = 600.0
 
@@ -47,8 +46,10 @@ def pause_s(error: PerdureError, cooldown_s: float) -> float | None:
     return min(cooldown_s if wanted is None else wanted, _LONGEST_PAUSE_S)
 
 
-def may_wait(turn: TurnRow, clock: Clock) -> bool:
-    return turn.started_at is None or clock.now() - turn.started_at < LONGEST
+def may_wait(turn: TurnRow, now: datetime, stepped_at: datetime | None) -> bool:
+    """Whether the turn may be parked. `stepped_at` is the time of its last step; `None`: it has no step."""
+    since = stepped_at or turn.started_at
+    return since is None or now - since < LONGEST
 
 
 def overtakes(executor: Executor, turn: TurnRow, model: str) -> bool:

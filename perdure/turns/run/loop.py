@@ -644,7 +644,9 @@ class Turn(ABC):
         else:
             waits_for, spent_s = self._model_name, self._called_at_s
             wait_s = wait_for_model.pause_s(error, self._runtime.settings.breaker.cooldown_s)
-            may_wait = self._waits_for_models and wait_for_model.may_wait(self._row, self._runtime.clock)
+            now = self._runtime.clock.now()
+            stepped_at = self.transcript.stepped_at(now)
+            may_wait = self._waits_for_models and wait_for_model.may_wait(self._row, now, stepped_at)
         if wait_s is None or not may_wait or self._tenure.spent_s >= self._timeout_s:
             return Failed(error)
         is_paced = not isinstance(error, BudgetExhausted)

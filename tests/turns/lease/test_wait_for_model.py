@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Agent, tool
+from perdure import Agent, sleep_until, tool
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ContextTooLong, ProviderError, RateLimited, SettingsError
 from perdure.models.protocol import ModelReply, Usage
@@ -207,6 +207,20 @@ def test_failures_that_waiting_cannot_fix(parking: Harness) -> None:
     parking.script(OPEN)
     parking.run(UUID(turn["session_id"]))
     assert parking.turn(UUID(turn["turn_id"]))["error"]["code"] == "CIRCUIT_BREAKER_OPEN"
+
+
+def test_a_turn_that_has_slept_for_days_may_wait_for_the_model(parking: Harness) -> None:
+    """The day in which a model must answer begins with the turn's last step, not before a wait that the turn chose."""
+    parking.equip(sleep_until)
+    wakes_at = parking.clock.now() + 3 * LONGEST
+    parking.script(calls(("sleep_until", {"moment": wakes_at.isoformat()})))
+    turn_id = UUID(parking.ask()["turn_id"])
+    session_id = UUID(parking.turn(turn_id)["session_id"])
+    for moved_s, status in ((3 * LONGEST.total_seconds() + 1, "parked"), (LONGEST.total_seconds() + 1, "failed")):
+        parking.move(moved_s)
+        parking.script(OPEN)
+        parking.run(session_id)
+        assert parking.turn(turn_id)["status"] == status
 
 
 def test_an_agents_own_choice_overrides_the_setting(harness: Harness) -> None:
