@@ -106,6 +106,9 @@ IS_CANCELLED = Statement(
     writes=False,
 )
 
+# This worker had the agent and the tools, so the turn does not wait for one that has them.
+_WAITS = f"woken_at = {_NOW}, wakes = 0, unequipped_since = NULL"
+
 _CANCELLED = "AND NOT EXISTS (SELECT FROM turns WHERE turn_id = %(turn_id)s AND cancel_requested_at IS NOT NULL)"
 _OVER = f"AND {keyed('end_requested_at IS NULL')} {_CANCELLED}"
 _CALLS = "FROM tool_effects WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s"
@@ -115,7 +118,7 @@ _OPEN = f"{_CALLS} AND status ="
 # turn answers a call of another agent, the receiver is that of the conversation's turn.
 WAIT_APPROVAL = _stopping(
     "wait_approval",
-    f"""woken_at = {_NOW}, wakes = 0, paced = false,
+    f"""{_WAITS}, paced = false,
             not_before = (SELECT min(decide_at) {_CALLS} AND {keyed("status = 'asked'")})""",
     turn="status = 'waiting_approval'",
     state=f"CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END",
@@ -163,7 +166,7 @@ RECORD_RESULTS = Statement(
 # the first question that is not sent yet, in place of that of an earlier one of the same reply.
 WAIT_CALLS = _stopping(
     "wait_calls",
-    f"""woken_at = {_NOW}, wakes = 0, paced = false,
+    f"""{_WAITS}, paced = false,
             not_before = (
                 SELECT min(CASE WHEN waits_for = 'task' AND sent_at IS NULL
                                 THEN least(decide_at, {_NOW} + make_interval(secs => %(retry_s)s)) ELSE decide_at END)
@@ -194,7 +197,7 @@ WAIT_CALLS = _stopping(
 # delayed until the turn has committed another step, even while a worker retries the turn.
 WAIT_MODEL = _stopping(
     "park_for",
-    f"""woken_at = {_NOW}, wakes = 0, paced = %(paced)s, parked_for = %(model)s,
+    f"""{_WAITS}, paced = %(paced)s, parked_for = %(model)s,
             not_before = {_NOW} + make_interval(secs => %(wait_s)s)""",
     turn="status = 'parked', error_code = %(error_code)s, steps = %(steps)s",
     unless=_CANCELLED,

@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from perdure import Agent, McpServer, tool
+from perdure import Agent, McpServer, sleep_until, tool
 from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
-from perdure.errors import InvalidRequest
+from perdure.errors import InvalidRequest, ProviderError
 from perdure.settings import Settings
 from perdure.tasks.turns import run as run_task
 from perdure.tools.awaited.task import celery_tool
@@ -27,7 +27,7 @@ from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from tests.conftest import RecordingWaker
-from tests.turns.awaiting import end_task
+from tests.turns.awaiting import end_task, moment_after
 from tests.turns.broker import Broker
 from tests.turns.harness import Crash, Harness
 from tests.turns.scripted import calls, says
@@ -123,6 +123,55 @@ def test_only_after_the_settings_time_is_it_a_failure(fleet: Fleet) -> None:
     turn = fleet.harness.turn(sent.turn_id)
     assert turn["status"] == "failed"
     assert "billing" in turn["error"]["message"]
+
+
+def test_a_wait_for_a_model_is_no_wait_for_a_worker(fleet: Fleet) -> None:
+    """The time in which the turn waits for a model, after a worker had its agent, does not make its agent unknown."""
+    fleet.harness.set(on_unavailable="park")
+    fleet.set_tools((), ())
+    sent = fleet.harness.send(agent="billing")
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.harness.script(ProviderError("The provider is down.", transient=True))
+    fleet.new.run(sent.session_id)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "parked"
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s + 1)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "done"
+
+
+def test_a_wait_for_calls_is_no_wait_for_a_worker(fleet: Fleet) -> None:
+    """The first of two times has come while an old worker looked, so the second wait begins without a step."""
+    fleet.set_tools((), (sleep_until,))
+    wait_s = fleet.harness.settings.turn.unknown_agent_s + 1
+    times = [moment_after(fleet.harness, seconds) for seconds in (1, wait_s + 1)]
+    fleet.harness.script(calls(*(("sleep_until", {"moment": each}) for each in times)))
+    sent = fleet.harness.send(agent="billing")
+    fleet.new.run(sent.session_id)
+    for moved_s, status in ((2, "parked"), (wait_s, "done")):
+        fleet.harness.move(moved_s)
+        assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+        fleet.new.run(sent.session_id)
+        assert fleet.harness.turn(sent.turn_id)["status"] == status
+
+
+def test_a_wait_for_a_person_is_no_wait_for_a_worker(fleet: Fleet) -> None:
+    """The worker that could have begun the calls was killed once, and another one let the turn wait."""
+    fleet.set_tools((), (refund,))
+    fleet.harness.script(calls(("refund", {"amount": 5})))
+    sent = fleet.harness.send(agent="billing")
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    with fleet.harness.crashing("after", "turns.step"):
+        fleet.new.run(sent.session_id)
+    fleet.harness.move(LEASE_S + 10)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.new.run(sent.session_id)
+    [call] = fleet.harness.turn(sent.turn_id)["pending_approvals"]
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s + 1)
+    decide(fleet.harness.runtime, sent.turn_id, parse_decision({"call_id": call["call_id"], "decision": "approve"}))
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.new.run(sent.session_id)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "done"
 
 
 def test_the_next_turn_of_a_held_session_is_left_to_others(fleet: Fleet) -> None:
