@@ -45,9 +45,10 @@ DRAINABLE = f"""
 """.strip()
 
 # Queues a session. Because `not_before` is one hour ahead, the sweeper's WAKE_DUE does not wake the session. The hour
-# passes only if no worker runs ADMIT_DUE, for example because all workers run the previous release.
+# passes only if no worker runs ADMIT_DUE, for example because all workers run the previous release. The worker that
+# queues the session has the turn's agent.
 _QUEUE = """queued_at = coalesce(s.queued_at, perdure_now()), not_before = perdure_now() + interval '1 hour',
-            woken_at = perdure_now(), wakes = 0, paced = false"""
+            woken_at = perdure_now(), wakes = 0, paced = false, unequipped_since = NULL"""
 
 # The sessions whose turn waits for a model, and the model's name, as in the index `sessions_parked_idx`.
 PARKED = "unsettled > 0 AND not_before IS NOT NULL AND paced"

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from perdure import Agent, McpServer, sleep_until, tool
+from perdure.access.tenants import UserKey
 from perdure.agents import Agents, OwnTool
 from perdure.clock import MovedClock
 from perdure.database.engine import Database, as_json
@@ -18,10 +19,11 @@ from perdure.errors import InvalidRequest, ProviderError
 from perdure.settings import Settings
 from perdure.tasks.turns import run as run_task
 from perdure.tools.awaited.task import celery_tool
+from perdure.turns import pauses
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.cancel import cancel
 from perdure.turns.inbox.route_unrouted import route_due
-from perdure.turns.lease.claim import CHILD_S, NotNeeded, Ran, Unequipped
+from perdure.turns.lease.claim import CHILD_S, NotNeeded, Queued, Ran, Unequipped
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.run.child_watch import ChildEnd
 from perdure.turns.run.loop import Runner
@@ -172,6 +174,31 @@ def test_a_wait_for_a_person_is_no_wait_for_a_worker(fleet: Fleet) -> None:
     assert isinstance(fleet.old.run(sent.session_id), Unequipped)
     fleet.new.run(sent.session_id)
     assert fleet.harness.turn(sent.turn_id)["status"] == "done"
+
+
+@pytest.mark.parametrize("why", ["places", "pause"])
+def test_a_wait_for_a_place_is_no_wait_for_a_worker(fleet: Fleet, why: str) -> None:
+    """An old worker looked before a worker with the agent found that the user has no place, or is paused."""
+    harness, whom = fleet.harness, {"tenant": None, "user": UserKey("ana"), "agent": None}
+    harness.set(user_concurrency=1)
+    fleet.set_tools((), ())
+    sent = harness.send(agent="billing", conversation="b")
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    if why == "pause":
+        pauses.pause(harness.database, **whom)
+    else:
+        busy = harness.send(agent="assistant", conversation="a")
+        harness.claimed(busy.session_id)
+    assert fleet.new.run(sent.session_id) == Queued()
+    harness.move(harness.settings.turn.unknown_agent_s + 1)
+    if why == "pause":
+        pauses.resume(harness.database, **whom)
+    else:
+        assert fleet.old.run(busy.session_id) == Ran(1)
+    sweep(harness.runtime)
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    assert fleet.new.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "done"
 
 
 def test_the_next_turn_of_a_held_session_is_left_to_others(fleet: Fleet) -> None:
