@@ -9,7 +9,7 @@ const INLINE = new RegExp([
   /\[([^\]\n]{1,300})\]\((https?:\/\/(?:[^\s()]|\([^\s()]*\)){1,2000})\)/,
   /(https?:\/\/(?:[^\s<>"'()\]]|\([^\s<>"'()\]]*\)){1,2000})(?<![.,;:!?])/,
 ].map((each) => each.source).join("|"), "g");
-const FENCE = /^(\s*)(`{3,}|~{3,})[^`]*$/;
+const FENCE = /^(\s*)(`{3,}|~{3,}(?!~))[^`]*$/; // with all the tildes: else each of them is tried
 const ITEM = /^(\s*)(?:[-*•+]|(\d{1,3})[.)])\s+/;
 const MOST_NESTED = 8;
 
