@@ -30,8 +30,9 @@ OF_AUTHORS = (Exception, SystemExit, KeyboardInterrupt)
 Any other exception ends the thread. `SystemExit` comes from a function that calls the main() of a command-line program.
 """
 
-_REORDERING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-"""JSON escapes of the characters that change the order in which others are shown."""
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_REORDERING = {code: f"\\u{code:04x}" for code in _DIRECTIONS}
+"""JSON escapes of the invisible characters that change the order in which others are shown."""
 
 _READ_CHARS = 10_000
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

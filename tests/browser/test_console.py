@@ -85,10 +85,10 @@ def test_an_operator_sees_and_steers_real_traffic(
     installation.worker().ready()
     installation.settled(taken.turn_id)
 
-    guarded = installation.accept("guarded: pay 5 to \u202e54321", user="bo")
+    guarded = installation.accept("guarded: pay 5 to \u202e54321\u061c", user="bo")
     _go(console, "approvals")
     console.until(lambda: _cells(console, 1) == ["guarded"], "the call")
-    assert r"pay 5 to \u202e54321" in _cells(console, 2)[0]
+    assert r"pay 5 to \u202e54321\u061c" in _cells(console, 2)[0]
     console.picture(tmp_path / "approvals.png")
     console.press("Approve…")
     _sure(console)

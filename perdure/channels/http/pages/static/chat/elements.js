@@ -17,12 +17,12 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Characters that change the order in which others are shown. */
-const REORDERING = /[\u202a-\u202e\u2066-\u2069]/g;
+/** Invisible characters that change the order in which others are shown. */
+const REORDERING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 /** The arguments of a call as JSON. A person approves what is read: what would reorder it is escaped. */
 export const shownJson = (value, indent = 2) => JSON.stringify(value, null, indent).replace(
-  REORDERING, (character) => `\\u${character.charCodeAt(0).toString(16)}`);
+  REORDERING, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 /** Move the keyboard's focus from `node`, which is about to go or to be disabled, to the text; whether it was there. */
 export function leaveFocus(node) {
