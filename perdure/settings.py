@@ -877,6 +877,8 @@ class Settings(BaseSettings):
             raise ValueError(_PORT)
         if url.drivername not in {"postgresql", "postgresql+psycopg2"}:
             raise ValueError("it must be a SQLAlchemy URL that begins with postgresql:// or postgresql+psycopg2://")
+        if "%00" in value.get_secret_value():  # the driver would raise an error that names no setting
+            raise ValueError("it has %00, which no part of the URL of PostgreSQL can have; a percent sign is %25")
         _check_libpq(url.query)
         tls.check_postgresql(url.query)
         return value

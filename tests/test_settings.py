@@ -28,6 +28,8 @@ WRONG = [
         "a number from 1 to 65535, such as postgresql://localhost:5432",
     ),
     ("PERDURE_DATABASE_URL", "postgresql://here:99999/x", "a number from 1 to 65535"),
+    ("PERDURE_DATABASE_URL", "postgresql://me:a%00b@here/x", "it has %00"),
+    ("PERDURE_MIGRATE_URL", "postgresql://here/x?options=%00", "it has %00"),
     ("PERDURE_REDIS_URL", "redis://:hidden@here:abc/0", "a port from 1 to 65535, such as redis://localhost:6379"),
     ("PERDURE_REDIS_URL", "redis://here:99999/0", "a port from 1 to 65535"),
     ("PERDURE_REDIS_URL", "redis://here:0/0", "a port from 1 to 65535"),
