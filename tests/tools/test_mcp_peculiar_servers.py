@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Remote:
     refusal: tuple[int, str, bytes] = (404, TEXT, b"no such session")
     """The answer to a request of a session that the server does not know."""
     sessions: set[str] = field(default_factory=set)
+    tokens: list[str | None] = field(default_factory=list)
+    """The header `authorization` of each request."""
     together: threading.Barrier | None = None
     """Calls of an unknown session are answered when so many have arrived."""
     lists: int = 0
@@ -77,6 +80,7 @@ def serving(remote: Remote) -> Iterator[McpServer]:
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            remote.tokens.append(self.headers.get("Authorization"))
             self._send(*remote.respond(request, self.headers.get("Mcp-Session-Id")))
 
         def do_DELETE(self) -> None:
@@ -139,6 +143,34 @@ def test_a_status_says_whether_the_call_may_have_taken_effect(
     with serving(Remote(answer=answer)) as server, pytest.raises(ToolError, match=text) as caught:
         rig.tool(server, "add").call({}, context())
     assert type(caught.value) is raised
+
+
+def test_a_function_gives_the_headers_of_each_request(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """For tokens that expire. While it fails, no request is sent, and the log has the reason without its message."""
+    remote, tokens = Remote(), count()
+    fails = threading.Event()
+
+    def signed() -> dict[str, str]:
+        if fails.is_set():
+            raise RuntimeError("SECRET")
+        return {"Authorization": f"Bearer {next(tokens)}"}
+
+    with serving(remote) as unsigned:
+        server = replace(unsigned, headers=signed)
+        add = rig.tool(server, "add")
+        assert add.call({}, context()) == "3"
+        assert len(set(remote.tokens)) == len(remote.tokens) >= 4  # initialize, initialized, tools/list, tools/call
+        fails.set()
+        sent = len(remote.tokens)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(_outcome, add.call)
+            rig.until(call.done)
+        assert "the server remote cannot be reached at present" in call.result()
+        assert len(remote.tokens) == sent
+        assert "the function of its headers failed: RuntimeError" in caplog.text
+        assert "SECRET" not in caplog.text
+        fails.clear()
+        rig.answers(server)
 
 
 def test_calls_of_a_dropped_session_are_sent_in_the_next_one(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

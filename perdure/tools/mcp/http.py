@@ -9,7 +9,7 @@ status says about the call: that it was not sent, was refused, or may have taken
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -19,7 +19,9 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, JSONRPCError
 from pydantic import ValidationError
 
+from perdure.errors import loggable
 from perdure.network.unlogged import unlogged_soon
+from perdure.text.declarations import is_text_by_text
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT, UNANSWERED
 from perdure.tools.mcp.filtering import Streams
@@ -38,14 +40,10 @@ _JSON, _EVENTS = "application/json", "text/event-stream"
 async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator[Streams]:
     """Connect to `server` at `url`; sets `ended` if the server is unavailable or has dropped the session."""
     silence_s = max(_SILENCE_S, server.timeout_s or 0)
-    gate = _SafeTransport(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), ended)
+    gate = _SafeTransport(httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None)), server, ended)
     async with (
         httpx2.AsyncClient(
             transport=gate,
-            headers={
-                **server.headers,
-                "accept-encoding": "identity",
-            },  # so that the limit on received bytes also limits memory
             timeout=httpx2.Timeout(server.connect_timeout_s, read=silence_s),
             event_hooks={"request": [unlogged_soon]},
         ) as client,
@@ -55,15 +53,24 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
 
 
 class _SafeTransport(httpx2.AsyncBaseTransport):
-    """Turns each failure into an error response, and limits the length of responses other than event streams."""
+    """Turns each failure into an error response, and limits the length of responses other than event streams.
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, ended: anyio.Event) -> None:
+    Sends the server's own headers with each request.
+    """
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, server: McpServer, ended: anyio.Event) -> None:
         self._inner = inner
+        self._server = server
         self._ended = ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "DELETE":  # disconnecting must not wait for a server that hangs
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _GOODBYE_S)
+        try:
+            request.headers.update(await self._own_headers())
+        except Exception as error:  # noqa: BLE001 (the author's function may raise anything)
+            self._ended.set()
+            return _error_response(NOT_SENT, f"the function of its headers failed: {loggable(error)}")
         try:
             response = await self._inner.handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
@@ -72,6 +79,14 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
         except httpx2.TransportError as error:
             return _error_response(LOST, f"{type(error).__name__}: {error}")
         return await self._checked(request, response)
+
+    async def _own_headers(self) -> Mapping[str, str]:
+        given = self._server.headers
+        if callable(given):
+            given = await anyio.to_thread.run_sync(given)
+            if not is_text_by_text(given):
+                raise TypeError(f"it returned a value of type {type(given).__name__}, not a mapping of text to text")
+        return {**given, "accept-encoding": "identity"}  # so that the limit on received bytes also limits memory
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         kind = response.headers.get("content-type", "").lower()

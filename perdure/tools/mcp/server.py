@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,10 +34,12 @@ class McpServer:
 
     Each process that runs turns starts `command` as a child process. `PERDURE_MCP__COMMANDS` must contain the first
     item of `command`. The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's
-    own. `effect` is the effect of all tools; `effects` overrides it for single tools. If `trust_hints` is True, the
-    server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one
-    value for all tools, or maps single tools to their values, as does `approver`. The keys of `effects`, `probes`,
-    `requires_approval` and `approver` are names of tools without the prefix `server:`.
+    own. `headers` are sent with each request to `url`; for tokens that expire, they are a function without parameters,
+    which is called in a thread before each request. `effect` is the effect of all tools; `effects` overrides it for
+    single tools. If `trust_hints` is True, the server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but
+    not `effects`. `requires_approval` is one value for all tools, or maps single tools to their values, as does
+    `approver`. The keys of `effects`, `probes`, `requires_approval` and `approver` are names of tools without the
+    prefix `server:`.
 
     Example:
         >>> weather = McpServer("weather", command=["uvx", "weather-server"], effect="pure")
@@ -53,7 +55,7 @@ class McpServer:
     url: str | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | Path | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] = field(default_factory=dict, repr=False)
     effect: Effect | EffectName = Effect.UNSAFE
     effects: Mapping[str, Effect | str] = field(default_factory=dict)
     probes: Mapping[str, Probe] = field(default_factory=dict)
@@ -118,9 +120,12 @@ class McpServer:
         is_command = declarations.is_list(command) and all(declarations.is_text(part) for part in command)
         self._require("command", is_command, 'a list of strings, such as ["uvx", "x"]')
         self._require("cwd", self.cwd is None or isinstance(self.cwd, str | Path), "the path of a directory, or None")
-        for argument in ("env", "headers"):
-            if not declarations.is_text_by_text(getattr(self, argument)):  # the value may have a secret
-                raise self._unfit(f"has {argument} that are not text by name; accepted: a mapping of text to text")
+        for argument, more in (("env", ""), ("headers", ", or a function without parameters that returns one")):
+            given = getattr(self, argument)
+            if not (declarations.is_text_by_text(given) or (more and callable(given))):  # the value may have a secret
+                raise self._unfit(
+                    f"has {argument} that are not text by name; accepted: a mapping of text to text{more}"
+                )
         self._require("effects", isinstance(self.effects, Mapping), "a mapping of the tools' names to effects")
         are_probes = declarations.maps(probes, declarations.takes_one)
         self._require("probes", are_probes, "a mapping of the tools' names to functions with one parameter")
