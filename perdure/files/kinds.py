@@ -58,6 +58,21 @@ _MAGIC = (
     (b"ID3", "audio/mpeg"),
     (b"fLaC", "audio/flac"),
 )
+_BRANDS = {
+    b"heic": "image/heic",
+    b"heix": "image/heic",
+    b"hevc": "image/heic-sequence",
+    b"hevx": "image/heic-sequence",
+    b"avif": "image/avif",
+    b"avis": "image/avif",
+    b"mif1": "image/heif",
+    b"msf1": "image/heif-sequence",
+    b"qt  ": "video/quicktime",
+    b"M4A ": "audio/mp4",
+    b"M4B ": "audio/mp4",
+}
+"""The types of files of the ISO base media format, which phones write for photos, too, by their brand."""
+
 _OFFICE = {
     b"word/": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
     b"xl/": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
@@ -89,7 +104,7 @@ def kind_of(content: BinaryIO, named: str | None = None) -> Kind:
     if head[:4] == b"RIFF" and head[8:12] in (b"WEBP", b"WAVE"):
         media_type = "image/webp" if head[8:12] == b"WEBP" else "audio/wav"
     if head[4:8] == b"ftyp":
-        media_type = "video/mp4"
+        media_type = _media_of(head)
     match media_type:
         case "image/png" | "image/jpeg" | "image/gif" | "image/webp":
             width, height = _pixels(media_type, head, content)
@@ -105,6 +120,15 @@ def kind_of(content: BinaryIO, named: str | None = None) -> Kind:
             base = (named or "").partition(";")[0].strip().lower()
             return Kind(base if base.startswith(TEXTS) and _MEDIA_TYPE.fullmatch(base) else TEXT)
     return Kind(media_type or UNKNOWN)
+
+
+def _media_of(head: bytes) -> str:
+    """The type of a file of the ISO base media format. If its brand stands for any image, the next brands decide."""
+    end = min(int.from_bytes(head[:4], "big"), len(head))
+    brand, others = head[8:12], (head[at : at + 4] for at in range(16, end, 4))
+    if brand in {b"mif1", b"msf1"}:
+        brand = next((each for each in others if each in _BRANDS and each not in {b"mif1", b"msf1"}), brand)
+    return _BRANDS.get(brand, "video/mp4")
 
 
 def _read(content: BinaryIO, at: int, size: int) -> bytes:
