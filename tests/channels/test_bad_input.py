@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,26 @@ def test_a_body_is_json_whatever_its_media_type(client: TestClient, content_type
     headers = {} if content_type is None else {"Content-Type": content_type}
 
     assert client.post("/v1/messages", content=body(), headers=headers).status_code == 202
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/files", "/v1/schedules"])
+def test_a_compressed_body_is_refused(client: TestClient, rows: Rows, path: str) -> None:
+    """The message names the header. A compressed upload would otherwise be stored as an archive."""
+    before = rows()
+    for coding in ("gzip", "Zstd", "identity, gzip"):
+        answer = client.post(path, content=gzip.compress(body()), headers={"Content-Encoding": coding})
+        assert answer.status_code == 400
+        assert f"content-encoding: '{coding.lower()}' is not supported" in answer.text
+    assert rows() == before
+    assert client.post("/v1/messages", content=body(), headers={"Content-Encoding": "identity"}).status_code == 202
+
+
+@pytest.mark.parametrize("padding", ["", " " * 2**15])
+def test_a_body_may_begin_with_a_byte_order_mark(client: TestClient, padding: str) -> None:
+    """Some shells write one at the beginning of a file, which `curl -d @FILE` sends. A second one is no JSON."""
+    mark = "\ufeff".encode()
+    assert client.post("/v1/messages", content=mark + body() + padding.encode()).status_code == 202
+    refused(client.post("/v1/messages", content=2 * mark + body() + padding.encode()), 400, "INVALID_REQUEST")
 
 
 @pytest.mark.parametrize("padding", ["", " " * 2**15])

@@ -161,8 +161,10 @@ async def read_body(
     """The request's body, of at most `most` bytes. `on_long` is called once if it exceeds `MAX_BODY_BYTES`.
 
     Raises:
+        InvalidRequest: the body is compressed.
         TooLarge: the body is longer; the rest is discarded.
     """
+    await require_uncompressed(request)
     body = bytearray()
     stream = request.stream()
     async for chunk in stream:
@@ -174,6 +176,14 @@ async def read_body(
             await drain(stream)
             raise TooLarge(f"The body is longer than {most} bytes.")
     return bytes(body)
+
+
+async def require_uncompressed(request: Request) -> None:
+    """Raise InvalidRequest if the body is compressed: its length, when unpacked, would have no limit."""
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in {"", "identity"}:
+        await drain(request.stream())
+        raise InvalidRequest(f"content-encoding: {coding[:40]!r} is not supported; send the body uncompressed.")
 
 
 async def drain(stream: AsyncIterator[bytes]) -> None:
@@ -199,7 +209,7 @@ def parse_object(body: bytes, *, any_text: bool = False) -> dict[str, Any]:
             `any_text`.
     """
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")  # some shells write a byte order mark
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The body is not valid UTF-8 (at byte {error.start}).") from None
     if not text.strip():

@@ -16,7 +16,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from perdure.access.tenants import UserKey, tenant_of
-from perdure.channels.http.body import drain
+from perdure.channels.http.body import drain, require_uncompressed
 from perdure.channels.http.dependencies import TheCaller, TheGateway, TheOpenGateway, TheUsers
 from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.limits.shares import CHUNKED_BYTES
@@ -68,6 +68,7 @@ async def upload(
     user = users.key(user_id) if user_id is not None else caller.user
     owner = Owner(users.tenant if user is None else tenant_of(user), user)
     files, named, form = gateway.runtime.files, request.headers.get("content-type", ""), None
+    await require_uncompressed(request)
     with gateway.uploads.taken(user), files.spool() as content:
         if named.partition(";")[0].strip().lower() == _FORM_TYPE:
             form = await _receive_form(gateway, request, content)
