@@ -31,7 +31,7 @@ from perdure.channels.callback import UrlCarrier
 from perdure.channels.services import configured
 from perdure.channels.services.buttons import Buttons
 from perdure.channels.services.protocol import Channel
-from perdure.channels.services.replies import ChatCarrier
+from perdure.channels.services.replies import ChatCarrier, read_file
 from perdure.clock import SystemClock
 from perdure.errors import loggable
 from perdure.network.queues import QUEUES
@@ -233,7 +233,11 @@ class Lifecycle:
             "url": UrlCarrier(keys, reachable, breakers=breakers, traces=runtime.traces),
             "task": TaskCarrier(waker, settings.allowed_reply_tasks()),
             "channel": ChatCarrier(
-                self._chats, Buttons(settings.signing_keys()), breakers, partial(note_sent, runtime.database)
+                self._chats,
+                Buttons(settings.signing_keys()),
+                breakers,
+                note=partial(note_sent, runtime.database),
+                read_file=partial(read_file, runtime),
             ),
         }
 

@@ -54,6 +54,22 @@ def named_in(text: str) -> list[tuple[UUID, int]]:
     return [(UUID(each["id"]), each.end()) for each in found]
 
 
+def ending_files(text: str) -> tuple[str, list[tuple[UUID, str]]]:
+    r"""A text without the lines about files that end it, and the files, at most `MAX_FILES`, each with its line.
+
+    The text is untrusted, as in `named_in`.
+
+    Example:
+        >>> ending_files("Two circles.\n[image: image/png, 68 bytes; file 01931e71-20c4-7a05-8f3b-5d0f6a1e9b42]")[0]
+        'Two circles.'
+    """
+    lines = text.rstrip().split("\n")
+    found = list[tuple[UUID, str]]()
+    while lines and len(found) < MAX_FILES and (match := _NAMED.fullmatch(lines[-1])) is not None:
+        found.insert(0, (UUID(match["id"]), lines.pop()))
+    return ("\n".join(lines), found) if found else (text, [])
+
+
 _NAMES = "; file "
 """Stands before the id of a file. No name of a file contains it, so that a name does not name another file."""
 

@@ -60,6 +60,8 @@ class DiscordServer(LoopServer):
         self.edited: list[dict[str, Any]] = []
         self.shown: dict[str, str] = {}
         """The texts of the messages that the channels show, by id."""
+        self.received: list[tuple[str, str, bytes]] = []
+        """The files that the bot has sent: the channel or the interaction's token, the name and the content."""
         self.deleted: set[str] = set()
         self.typing: list[str] = []
         self.written: list[dict[str, Any]] = []
@@ -146,8 +148,8 @@ class DiscordServer(LoopServer):
         return web.json_response(BOT)
 
     async def _create(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        if not 1 <= len(body.get("content", "")) <= 2_000:
+        body, files = await _read(request)
+        if not (files or body.get("content")) or len(body.get("content", "")) > 2_000:
             return web.json_response({"code": 50035, "message": "Invalid Form Body", "errors": {}}, status=400)
         nonce = str(body.get("nonce") or "")
         if body.get("enforce_nonce") and nonce in self._nonces:
@@ -155,8 +157,9 @@ class DiscordServer(LoopServer):
         message = self._message(request.match_info["channel"], self.new_id(), body)
         if nonce:
             self._nonces[nonce] = message
-        self.shown[message["id"]] = body["content"]
-        self._note(self.sent, {"channel": request.match_info["channel"], "id": message["id"], **body})
+        self.shown[message["id"]] = body.get("content", "")
+        self.received += [(request.match_info["channel"], *each) for each in files]
+        self._note(self.sent, {"content": "", "channel": request.match_info["channel"], "id": message["id"], **body})
         return web.json_response(message)
 
     async def _channel(self, request: web.Request) -> web.Response:
@@ -204,11 +207,12 @@ class DiscordServer(LoopServer):
         return web.Response(status=204)
 
     async def _original(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        body, files = await _read(request)
         if (token := request.match_info["token"]) not in self._acknowledged:
             self._note(self.refused, token)
             return web.json_response({"message": "Unknown Webhook", "code": 10015}, status=404)
-        self._note(self.edited, {"original": request.match_info["token"], **body})
+        self.received += [(token, *each) for each in files]
+        self._note(self.edited, {"original": token, **body})
         return web.json_response(self._message("1", self.new_id(), body))
 
     def _message(self, channel: str, message: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -283,3 +287,13 @@ class DiscordServer(LoopServer):
             "shard": [0, 1],
             "application": {"id": BOT_ID, "flags": 0},
         }
+
+
+async def _read(request: web.Request) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
+    """The body of a message, and the names and contents of its files."""
+    if request.content_type != "multipart/form-data":
+        return await request.json(), []
+    form = await request.post()
+    files = [(each.filename, each.file.read()) for each in form.values() if isinstance(each, web.FileField)]
+    said: Any = form["payload_json"]
+    return json.loads(said), files

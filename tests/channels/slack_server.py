@@ -47,12 +47,16 @@ class SlackServer(LoopServer):
         self.edited: list[dict[str, Any]] = []
         self.shown: dict[str, str] = {}
         """The texts of the messages that the channels show, by `ts`."""
+        self.received: list[tuple[str, str, bytes]] = []
+        """The files that the bot has shared: the channel, the name and the content."""
+        self._uploads: dict[str, tuple[str, bytes]] = {}
         self.deleted: set[str] = set()
         self.responses: list[dict[str, Any]] = []
         self.acknowledged: list[str] = []
         self.connected: list[int] = []
         self.failures: list[Failure] = []
         self.names = {"U1": "Ana", "U2": "Bo"}
+        self.shares: list[dict[str, Any]] = []
         self._numbers = itertools.count(1)
         self._sockets: list[web.WebSocketResponse] = []
         super().__init__(self._application())
@@ -88,6 +92,7 @@ class SlackServer(LoopServer):
             [
                 web.post("/api/{method}", self._call),
                 web.get("/api/{method}", self._call),
+                web.post("/upload/{id}", self._upload),
                 web.post("/response/{id}", self._respond),
                 web.get("/link/", self._socket),
             ]
@@ -110,7 +115,8 @@ class SlackServer(LoopServer):
             given = {**request.query, **await request.post()}
         if method in {"chat.update", "chat.delete"} and given["ts"] in self.deleted:
             return web.json_response({"ok": False, "error": "message_not_found"})
-        return web.json_response({"ok": True, **self._answer(method, given)})
+        answer = self._share if method.startswith("files.") else self._answer
+        return web.json_response({"ok": True, **answer(method, given)})
 
     def _answer(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
         match method:
@@ -136,6 +142,22 @@ class SlackServer(LoopServer):
                 return {"url": f"ws://127.0.0.1:{self.port}/link/?ticket=1"}
             case _:
                 raise web.HTTPNotFound
+
+    def _share(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Before an upload, its URL. After it, share the files."""
+        if method == "files.getUploadURLExternal":
+            file_id = f"F{next(self._numbers)}"
+            self._uploads[file_id] = given["filename"], b""
+            return {"upload_url": f"http://127.0.0.1:{self.port}/upload/{file_id}", "file_id": file_id}
+        shared = [each["id"] for each in json.loads(given["files"])]
+        self._note(self.shares, given)
+        self.received += [(given["channel_id"], *self._uploads.pop(each)) for each in shared]
+        return {"files": [{"id": each} for each in shared]}
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        name, _ = self._uploads[request.match_info["id"]]
+        self._uploads[request.match_info["id"]] = name, await request.read()
+        return web.Response(text="OK")
 
     async def _respond(self, request: web.Request) -> web.Response:
         self._note(self.responses, await request.json())

@@ -5,9 +5,11 @@ The server records the bot's calls, and returns the failures that a test request
 
 from __future__ import annotations
 
+import email
 import json
 import threading
 import time
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
@@ -31,6 +33,8 @@ class TelegramServer:
         self.deleted: set[str] = set()
         self.files: dict[str, bytes] = {}
         """The contents of files, by `file_id`."""
+        self.received: list[tuple[str, str, bytes]] = []
+        """The files that the bot has sent: the method, the name and the content."""
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -71,7 +75,7 @@ class TelegramServer:
                 file_id = fields["file_id"]
                 found = {"file_id": file_id, "file_unique_id": file_id, "file_path": f"documents/{file_id}"}
                 return 200, {"ok": True, "result": found}
-            if method in {"sendMessage", "editMessageText", "deleteMessage"}:
+            if method in {"sendMessage", "editMessageText", "deleteMessage", "sendPhoto", "sendDocument"}:
                 return self._message(method, fields)
             return 200, {"ok": True, "result": True}
 
@@ -83,6 +87,8 @@ class TelegramServer:
             self.deleted.add(message_id)
             self.shown.pop(message_id, None)
             return 200, {"ok": True, "result": True}
+        if method in {"sendPhoto", "sendDocument"}:
+            return 200, {"ok": True, "result": {"message_id": len(self.calls), "date": 1, "chat": CHAT}}
         if self.shown.get(message_id) == fields["text"]:
             return 400, {"ok": False, "error_code": 400, "description": "Bad Request: message is not modified"}
         self.shown[message_id] = fields["text"]
@@ -96,9 +102,15 @@ class TelegramServer:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-                fields = {name: values[0] for name, values in parse_qs(content).items()}
-                status, answer = server.answer(self.path.rpartition("/")[2], fields)
+                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                method, kind = self.path.rpartition("/")[2], str(self.headers.get("Content-Type", ""))
+                if kind.startswith("multipart/form-data"):
+                    fields, sent = _form(kind, content)
+                else:
+                    fields, sent = {name: values[0] for name, values in parse_qs(content.decode()).items()}, []
+                status, answer = server.answer(method, fields)
+                if status == HTTPStatus.OK:
+                    server.received += [(method, *each) for each in sent]
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -118,3 +130,18 @@ class TelegramServer:
                 """Log nothing."""
 
         return Handler
+
+
+def _form(kind: str, content: bytes) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+    """The fields of a `multipart/form-data` body, and the names and contents of its files."""
+    fields, files = dict[str, str](), list[tuple[str, bytes]]()
+    whole = email.message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + content)
+    for part in whole.walk():
+        data = part.get_payload(decode=True)
+        if not isinstance(data, bytes):
+            continue
+        if (name := part.get_filename()) is not None:
+            files.append((name, data))
+        else:
+            fields[str(part.get_param("name", header="content-disposition"))] = data.decode()
+    return fields, files

@@ -41,6 +41,9 @@ class DiscordHarness:
     def sent(self) -> list[str]:
         return [each["content"] for each in self.server.sent]
 
+    def received(self) -> list[tuple[str, bytes]]:
+        return [(name, content) for _, name, content in self.server.received]
+
     def shown(self) -> list[str]:
         return list(self.server.shown.values())
 
@@ -85,6 +88,9 @@ class SlackHarness:
 
     def sent(self) -> list[str]:
         return [each["text"] for each in self.server.sent]
+
+    def received(self) -> list[tuple[str, bytes]]:
+        return [(name, content) for _, name, content in self.server.received]
 
     def shown(self) -> list[str]:
         return list(self.server.shown.values())

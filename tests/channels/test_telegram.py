@@ -44,6 +44,9 @@ class TelegramHarness:
     def sent(self) -> list[str]:
         return [each["text"] for each in self.server.given("sendMessage")]
 
+    def received(self) -> list[tuple[str, bytes]]:
+        return [(name, content) for _, name, content in self.server.received]
+
     def shown(self) -> list[str]:
         return list(self.server.shown.values())
 

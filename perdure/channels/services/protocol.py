@@ -7,7 +7,7 @@ or turns; `ingress` and `replies` handle these for all channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event as Stop
 from typing import Any, Protocol
 
@@ -21,6 +21,10 @@ COMMANDS = frozenset({"new", "list", "open", "end", "cancel", "link", "help"})
 
 MOST_NOTE_CHARS = 1_000
 """The longest note, in characters: even when it is escaped, it fits into a message of each service."""
+
+
+UPLOAD_S = 30.0
+"""Seconds after which an upload has failed. They end before another worker attempts the delivery."""
 
 
 class ChannelFailed(Unavailable):
@@ -61,6 +65,15 @@ class Shared:
     ref: str
     name: str | None = None
     media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of a reply. `name` has no path and ends like its `media_type`."""
+
+    data: bytes = field(repr=False)
+    name: str
+    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,9 @@ class Channel(Protocol):
     most_chars: int
     """The longest text of one message, as `length` counts."""
 
+    most_file_bytes: int
+    """The largest file that `send_file` sends."""
+
     typing_s: float
     """Seconds for which the service shows the indicator after a call of `typing`; 0: the service has no indicator."""
 
@@ -236,6 +252,16 @@ class Channel(Protocol):
         Raises:
             NotAsked: the service asks for a pause.
             Undeliverable: the failure is permanent; with the status 400 if the service refuses the form of the message.
+            DeliveryFailed: the service has not confirmed the message.
+        """
+        ...
+
+    def send_file(self, place: Place, file: Attachment, key: str) -> None:
+        """Send a file of at most `most_file_bytes` bytes as a message of its own. `key` is as in `send`.
+
+        Raises:
+            NotAsked: the service asks for a pause.
+            Undeliverable: the service refuses the file, or the failure is permanent.
             DeliveryFailed: the service has not confirmed the message.
         """
         ...

@@ -6,6 +6,9 @@ service has accepted a part and others follow, the delivery's row records it, an
 omits it. A service without idempotency keys may still show a part twice: the one that it accepted just before the
 worker died.
 
+Each file that a line at the end of a reply names is a part. If the file cannot be read, or the service refuses it, the
+line is sent in its place.
+
 Each channel has a circuit breaker, `channel:NAME`.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mimetypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,14 +26,16 @@ from typing import Any
 from uuid import UUID
 
 from perdure.channels.services.buttons import Buttons, Chat
-from perdure.channels.services.protocol import Button, Channel, Place
+from perdure.channels.services.protocol import Attachment, Button, Channel, Place
 from perdure.channels.services.splitting import split
-from perdure.errors import CircuitBreakerOpen, loggable
+from perdure.errors import CircuitBreakerOpen, NotFound, ProviderError, loggable
+from perdure.files.results import ending_files
 from perdure.resilience.registry import BreakerRegistry
+from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, shown_json
 from perdure.tools.registry import USER
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
-from perdure.turns.reading import cut_off, question_of
+from perdure.turns.reading import cut_off, find_owner, question_of
 
 TIMEOUT_S = 30.0
 """Seconds after which the circuit breaker may treat a call as ended."""
@@ -38,19 +44,30 @@ log = logging.getLogger(__name__)
 
 _NOT_SHOWN = "The answer could not be shown in this chat. Ask again, or for a shorter answer."
 _FRAME_CHARS = 20
+_NAMED_KINDS = frozenset({"image", "audio", "video"})
+_NO_PATH = str.maketrans(dict.fromkeys("/\\", "_"))
 
 
 Note = Callable[[UUID, Sequence[str], Sequence[str]], None]
 """Records the accepted messages of a delivery; see `perdure.turns.outbox.note_sent`."""
 
 
+ReadFile = Callable[[UUID, UUID, int], Attachment | None]
+"""Reads a file of the turn's user, of at most so many bytes; see `read_file`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One message of a delivery. `key` names it among the delivery's messages, in all attempts."""
+    """One message of a delivery. `key` names it among the delivery's messages, in all attempts.
+
+    Of a part with the file `file_id`, `text` is the line that is sent if the file cannot be sent.
+    """
 
     key: str
     text: str
     buttons: tuple[Button, ...] = ()
+    file_id: UUID | None = None
+    file: Attachment | None = None
 
     @property
     def mark(self) -> str:
@@ -67,11 +84,13 @@ class ChatCarrier:
         buttons: Buttons,
         breakers: BreakerRegistry | None = None,
         note: Note | None = None,
+        read_file: ReadFile | None = None,
     ) -> None:
         self._channels = channels
         self._buttons = buttons
         self._breakers = breakers
         self._note = note
+        self._read_file = read_file
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
         """Send the turn's reply or its approval requests.
@@ -98,11 +117,18 @@ class ChatCarrier:
         unsent = [part for part in parts if part.mark not in sent]
         for part in unsent:
             # Only the first part answers an interaction.
-            self._post(channel, replace(place, token=None) if sent else place, part, f"{message_id}:{part.key}")
+            answering = replace(place, token=None) if sent else place
+            self._post(channel, answering, self._with_file(part, channel, turn), f"{message_id}:{part.key}")
             before, sent = sent, [*sent, part.mark]
             target["sent"] = sent
             if self._note is not None and part is not unsent[-1]:  # after the last one, the delivery is over
                 self._note(UUID(message_id), before, sent)
+
+    def _with_file(self, part: _Part, channel: Channel, turn: dict[str, Any]) -> _Part:
+        """The part with the content of its file, if it has one that can be read."""
+        if part.file_id is None or self._read_file is None:
+            return part
+        return replace(part, file=self._read_file(UUID(turn["turn_id"]), part.file_id, channel.most_file_bytes))
 
     def _requests(self, channel: Channel, target: dict[str, Any], turn: dict[str, Any]) -> list[_Part]:
         """One message for each tool call that waits for approval.
@@ -143,7 +169,34 @@ class ChatCarrier:
             raise NotAsked(f"the breaker of {channel.name} is open", error.retry_after_s or 0.0) from None
 
 
+def read_file(runtime: Runtime, turn_id: UUID, file_id: UUID, most: int) -> Attachment | None:
+    """A file of the turn's user; `None` if the user has no such file, it is too large, or it cannot be read."""
+    owner, row = find_owner(runtime.database, turn_id), runtime.files.rows([file_id]).get(file_id)
+    if owner is None or row is None or row.user_id != owner[0] or row.size > most:
+        return None
+    try:
+        data = runtime.files.read(row)
+    except (NotFound, ProviderError) as error:
+        log.warning("turn %s: a file of its reply cannot be read: %s", turn_id, loggable(error))
+        return None
+    kind = row.media_type.partition("/")[0]
+    name = row.name or f"{kind if kind in _NAMED_KINDS else 'file'}{mimetypes.guess_extension(row.media_type) or ''}"
+    return Attachment(data, name.translate(_NO_PATH), row.media_type)
+
+
 def _post(channel: Channel, place: Place, part: _Part, key: str) -> None:
+    """Send a part: its file or, if it has none or the service refuses it, its text."""
+    if part.file is not None:
+        try:
+            channel.send_file(place, part.file, f"{key}:file")
+        except Undeliverable as refused:
+            log.warning("%s refuses a file, so the line about it is sent: %s", channel.name, loggable(refused))
+        else:
+            return
+    _post_text(channel, place, part, key)
+
+
+def _post_text(channel: Channel, place: Place, part: _Part, key: str) -> None:
     """Send a part; if the service refuses its form, as plain text. If it refuses that, too, the person is told so.
 
     A service deduplicates by the key, so each form has a key of its own.
@@ -164,15 +217,23 @@ def _post(channel: Channel, place: Place, part: _Part, key: str) -> None:
             raise
 
 
-def _parts(channel: Channel, texts: Iterable[str]) -> list[_Part]:
-    parts = [part for text in texts for part in split(text, channel.most_chars, channel.length)]
-    return [_Part(str(number), part) for number, part in enumerate(parts)]
+def _parts(channel: Channel, texts: Iterable[str | tuple[UUID, str]]) -> list[_Part]:
+    """The messages for these texts, and files with their lines."""
+    parts = [
+        (part, None if isinstance(each, str) else each[0])
+        for each in texts
+        for part in ([each[1]] if isinstance(each, tuple) else split(each, channel.most_chars, channel.length))
+    ]
+    return [_Part(str(number), part, file_id=file_id) for number, (part, file_id) in enumerate(parts)]
 
 
 def _replies(channel: Channel, turn: dict[str, Any]) -> list[_Part]:
     reply = turn["reply"]  # None: the turn was cancelled
-    texts = [] if reply is None else [reply["text"], cut_off(turn)]
-    return _parts(channel, (text for text in texts if text is not None))
+    if reply is None:
+        return []
+    text, files = ending_files(reply["text"])
+    note = cut_off(turn)
+    return _parts(channel, [*([] if files and not text else [text]), *files, *([] if note is None else [note])])
 
 
 def _request(channel: Channel, call: dict[str, Any]) -> str:

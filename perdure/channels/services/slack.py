@@ -39,6 +39,7 @@ from slack_sdk.webhook import WebhookClient
 
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
+    Attachment,
     Button,
     ChannelFailed,
     Commanded,
@@ -66,6 +67,9 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
 _QUICK_S = 1
+_UPLOAD_S = 15
+"""Seconds for each of the three requests of an upload."""
+
 LONGEST_PAUSE_S = 5
 """The longest `Retry-After`, in seconds, for which a call waits. A longer `Retry-After` postpones the delivery."""
 
@@ -89,6 +93,9 @@ _MALFORMED = frozenset({
     "msg_too_long", "msg_blocks_too_long", "no_text", "invalid_blocks", "invalid_blocks_format", "invalid_arguments",
 })  # fmt: skip
 """Slack's codes of permanent errors that concern the form of a message."""
+
+_WITHOUT_FILES = frozenset({"missing_scope", "no_permission"})
+"""Slack's codes of errors of an application that may write messages, but no files."""
 
 _ONE_COMMAND = "perdure"
 _LABEL_CHARS = 75
@@ -132,6 +139,7 @@ class Slack:
     """
 
     name = "slack"
+    most_file_bytes = 2**27
     most_chars = 3_000  # of a section, which a message with buttons has
     typing_s = 0.0
     notes_a_second = 0.5  # of about 50 changes a minute in a whole workspace
@@ -143,6 +151,7 @@ class Slack:
         base = WebClient.BASE_URL if api_url is None else f"{api_url.rstrip('/')}/"
         self._client = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[_ShortPauses(max_retry_count=1)])
         self._hosts = (".slack.com",) if api_url is None else (urlsplit(api_url).hostname or "",)
+        self._uploads = WebClient(token, base, timeout=_UPLOAD_S, retry_handlers=[])
         self._notes = WebClient(token, base, timeout=TIMEOUT_S, retry_handlers=[])
         self._quick = WebClient(token, base, timeout=_QUICK_S, retry_handlers=[])
         self.listens = app_token is not None
@@ -325,6 +334,32 @@ class Slack:
                 unfurl_media=False,
             )
         )
+
+    def send_file(self, place: Place, file: Attachment, key: str) -> None:  # noqa: ARG002 (Slack has no such key)
+        """Upload a file and share it in the channel. The bot needs the scope `files:write`.
+
+        Raises:
+            NotAsked: Slack asks for a pause.
+            Undeliverable: as in `send`, or the application may not write files.
+            DeliveryFailed: Slack did not confirm the message.
+        """
+
+        def upload() -> None:
+            try:
+                self._uploads.files_upload_v2(
+                    content=file.data,
+                    filename=file.name,
+                    title=file.name,
+                    channel=place.chat,
+                    thread_ts=place.thread,
+                    request_file_info=False,
+                )
+            except SlackApiError as error:
+                if error.response.get("error") in _WITHOUT_FILES:
+                    raise Undeliverable("refused: the application has no scope files:write", 403) from error
+                raise
+
+        _call(upload)
 
     def _responded(self, url: str, message: dict[str, Any]) -> bool:
         """Answer a slash command; returns `False` if Slack no longer accepts the command's `response_url`."""

@@ -29,6 +29,8 @@ from telegram.request import HTTPXRequest
 
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
+    UPLOAD_S,
+    Attachment,
     Button,
     ChannelFailed,
     Commanded,
@@ -54,6 +56,10 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10
 POLL_S = 5
 _CONNECTIONS = 32
+_PHOTOS = frozenset({"image/png", "image/jpeg", "image/webp"})
+_PHOTO_BYTES = 10 * 10**6
+"""The largest photo. A larger image is sent as a document."""
+
 _DEADLINE_S = 60
 _KINDS = ["message", "edited_message", "callback_query"]
 _NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
@@ -98,6 +104,7 @@ class Telegram:
 
     name = "telegram"
     most_chars = 4_096
+    most_file_bytes = 50 * 10**6
     typing_s = 5.0
     notes_a_second = 10.0
     reads_history = False
@@ -198,7 +205,6 @@ class Telegram:
         self._call(lambda: self._send(place, text, _keyboard(buttons), plain=plain))
 
     async def _send(self, place: Place, text: str, keyboard: InlineKeyboardMarkup | None, *, plain: bool) -> None:
-        thread = None if place.thread is None else int(place.thread)
         shown, mode = (text, None) if plain else (render(text), ParseMode.HTML)
         send = partial(
             self._bot.send_message,
@@ -207,10 +213,28 @@ class Telegram:
             reply_markup=keyboard,
             link_preview_options=_NO_PREVIEW,
         )
-        try:
-            await _to_topic(partial(send, place.chat), thread)
-        except ChatMigrated as moved:
-            await send(moved.new_chat_id)
+        await _to_chat(send, place)
+
+    def send_file(self, place: Place, file: Attachment, key: str) -> None:  # noqa: ARG002 (no such key)
+        """Send a file as a photo, if Telegram takes it as one, or as a document.
+
+        Raises:
+            NotAsked: Telegram asks for a pause.
+            Undeliverable: as in `send`, or Telegram refuses the file.
+            DeliveryFailed: Telegram did not confirm the message.
+        """
+        self._call(lambda: self._send_file(place, file))
+
+    async def _send_file(self, place: Place, file: Attachment) -> None:
+        named: dict[str, Any] = {"filename": file.name, "write_timeout": UPLOAD_S}
+        if file.media_type in _PHOTOS and len(file.data) <= _PHOTO_BYTES:
+            try:
+                await _to_chat(partial(self._bot.send_photo, photo=file.data, **named), place)
+            except BadRequest as error:  # it has too many pixels, for example
+                log.info("Telegram: an image is sent as a document: %s", error.message)
+            else:
+                return
+        await _to_chat(partial(self._bot.send_document, document=file.data, **named), place)
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
         """Pass the content of a file to `write`. Telegram gives bots files of up to 20 MB.
@@ -340,6 +364,15 @@ class Telegram:
             _refuse(error)
         except TimeoutError as error:
             raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
+
+
+async def _to_chat(send: Callable[..., Coroutine[Any, Any, Any]], place: Place) -> None:
+    """Send a message to the topic of `place`, or to the supergroup that the group has become."""
+    thread = None if place.thread is None else int(place.thread)
+    try:
+        await _to_topic(partial(send, place.chat), thread)
+    except ChatMigrated as moved:
+        await send(moved.new_chat_id)
 
 
 async def _to_topic(send: Callable[..., Coroutine[Any, Any, Any]], thread: int | None) -> Any:

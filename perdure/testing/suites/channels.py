@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from perdure.channels.services.protocol import MOST_NOTE_CHARS, Button, Channel, Place, Said, Update
+from perdure.channels.services.protocol import MOST_NOTE_CHARS, Attachment, Button, Channel, Place, Said, Update
 from perdure.errors import InvalidRequest, Unauthorized
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
@@ -44,6 +44,10 @@ class ChannelHarness(Protocol):
 
     def sent(self) -> list[str]:
         """The texts of the messages that the service has accepted, oldest first."""
+        ...
+
+    def received(self) -> list[tuple[str, bytes]]:
+        """The names and contents of the files that the service has accepted, oldest first."""
         ...
 
     def shown(self) -> list[str]:
@@ -111,6 +115,21 @@ class ChannelSuite:
         buttons = [Button(label, label[0] * _LONGEST_TOKEN) for label in ("Approve", "Deny")]
         harness.channel.send(harness.place, "Really?", buttons, "key")
         assert len(harness.sent()) == 1
+
+    @pytest.mark.parametrize(
+        "file",
+        [
+            Attachment(b"\x89PNG\r\n\x1a\n" + bytes(2**16), "image.png", "image/png"),
+            Attachment(b"a,b\r\n1,2", 'très "long" 图.csv', "text/csv"),
+        ],
+        ids=["an image", "a table"],
+    )
+    def test_sends_a_file(self, harness: ChannelHarness, file: Attachment) -> None:
+        """The content arrives as it is, under a name with the same ending."""
+        harness.channel.send_file(harness.place, file, "key")
+        [(name, content)] = harness.received()
+        assert content == file.data
+        assert name.endswith(file.name[-4:])
 
     def test_a_failed_send_can_be_retried(self, harness: ChannelHarness) -> None:
         """If the service has an internal error, `send` raises an error after which the outbox tries again."""

@@ -17,7 +17,7 @@ from perdure.channels.services.buttons import Buttons
 from perdure.channels.services.ingress import Ingress
 from perdure.channels.services.listening import Listening
 from perdure.channels.services.protocol import Channel
-from perdure.channels.services.replies import ChatCarrier
+from perdure.channels.services.replies import ChatCarrier, read_file
 from perdure.models.protocol import Model
 from perdure.runtime import Runtime
 from perdure.turns.outbox import deliver, note_sent
@@ -46,9 +46,14 @@ class AllServers(Servers):
         """The messages of the bot on all services, as each service was given them."""
         return [*self.discord.sent, *self.slack.sent, *self.telegram.given("sendMessage")]
 
+    def received(self) -> list[tuple[str, bytes]]:
+        """The names and contents of the files that the bot has sent."""
+        every = [*self.discord.received, *self.slack.received, *self.telegram.received]
+        return [(name, content) for _, name, content in every]
+
     def texts(self) -> list[str]:
         """The texts of `sent`."""
-        return [str(each.get("content") or each.get("text")) for each in self.sent()]
+        return [str(each.get("content") or each.get("text") or "") for each in self.sent()]
 
 
 class Installation:
@@ -65,7 +70,8 @@ class Installation:
     def carrier(self) -> ChatCarrier:
         """The carrier of a new worker."""
         buttons = Buttons(self.runtime.settings.signing_keys())
-        return ChatCarrier(self.channels, buttons, note=partial(note_sent, self.runtime.database))
+        note, read = partial(note_sent, self.runtime.database), partial(read_file, self.runtime)
+        return ChatCarrier(self.channels, buttons, note=note, read_file=read)
 
     def ingress(self, name: str) -> Ingress:
         """A new handler of the channel's updates."""

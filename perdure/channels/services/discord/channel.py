@@ -39,6 +39,8 @@ from perdure.channels.services.discord.rest import HTTP, Rest
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
     COMMANDS,
+    UPLOAD_S,
+    Attachment,
     Button,
     ChannelFailed,
     Commanded,
@@ -115,6 +117,7 @@ class Discord:
 
     name = "discord"
     most_chars = 2_000
+    most_file_bytes = 10 * 2**20  # without boosts of a server
     typing_s = 10.0
     notes_a_second = 10.0
     reads_history = True
@@ -241,15 +244,30 @@ class Discord:
             Undeliverable: the channel no longer exists, or the bot may not write in the channel.
             DeliveryFailed: Discord did not confirm the message.
         """
-        nonce = hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
 
         async def work(rest: RESTClient) -> None:
             shown = _without_markup(text) if plain else render(text)
             content = {"content": shown, "components": _rows(rest, buttons), **_SILENT}
             if not (self._is_answerable(place) and await _answered(rest, place, content)):
-                await rest.create_message(int(place.chat), nonce=nonce, flags=_NO_PREVIEW, **content)
+                await rest.create_message(int(place.chat), nonce=_nonce(key), flags=_NO_PREVIEW, **content)
 
         self._rest.run(work)
+
+    def send_file(self, place: Place, file: Attachment, key: str) -> None:
+        """Send a file as an attachment. `key` is as in `send`.
+
+        Raises:
+            NotAsked: Discord asks for a pause.
+            Undeliverable: as in `send`, or Discord refuses the file.
+            DeliveryFailed: Discord did not confirm the message.
+        """
+
+        async def work(rest: RESTClient) -> None:
+            content = {"attachment": hikari.Bytes(file.data, file.name), **_SILENT}
+            if not (self._is_answerable(place) and await _answered(rest, place, content)):
+                await rest.create_message(int(place.chat), nonce=_nonce(key), **content)
+
+        self._rest.run(work, UPLOAD_S)
 
     def mark(self, place: Place, text: str) -> None:
         """Replace the message that contains the pressed button with `text`, and remove the buttons.
@@ -410,6 +428,10 @@ class Discord:
             return False
         sent_s = hikari.Snowflake(place.message).created_at.timestamp()
         return self._clock.now().timestamp() - sent_s < _INTERACTION_S
+
+
+def _nonce(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:_NONCE_CHARS]
 
 
 def render(text: str) -> str:

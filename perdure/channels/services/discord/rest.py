@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -11,12 +12,14 @@ import hikari
 from hikari.api import RESTClient
 from hikari.impl import HTTPSettings, HTTPTimeoutSettings, RESTApp
 
+from perdure.channels.services.protocol import UPLOAD_S
 from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
 
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 HTTP = HTTPSettings(timeouts=HTTPTimeoutSettings(total=TIMEOUT_S))
+_HTTP_OF_CALLS = HTTPSettings(timeouts=HTTPTimeoutSettings(total=UPLOAD_S))  # `run` bounds each call by itself
 
 _GONE = frozenset({10003, 10004, 10008, 50001, 50007, 50013, 50278})
 """Discord's codes of permanent errors: the channel is unknown, or the bot may not write in the channel."""
@@ -81,7 +84,7 @@ class Rest:
     async def _opened(self) -> RESTClient:
         async with self._opening:
             if self._client is None:
-                self._app = RESTApp(http_settings=HTTP, max_rate_limit=0, max_retries=0, url=self._url)
+                self._app = RESTApp(http_settings=_HTTP_OF_CALLS, max_rate_limit=0, max_retries=0, url=self._url)
                 await self._app.start()
                 client = self._app.acquire(self._token, hikari.TokenType.BOT)
                 client.start()
@@ -101,6 +104,7 @@ def _refused(error: hikari.ClientHTTPResponseError) -> DeliveryFailed:
     status = int(error.status)
     code = int(getattr(error, "code", 0) or 0)
     message = f"answered with status {status}, code {code}"
-    if code in _GONE or isinstance(error, hikari.BadRequestError):
+    too_large = status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if code in _GONE or too_large or isinstance(error, hikari.BadRequestError):
         return Undeliverable(message, status)
     return DeliveryFailed(message, status)
