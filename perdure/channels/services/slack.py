@@ -222,7 +222,8 @@ class Slack:
         if place.group:
             self._learn_name(event["user"])
         text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
-        files = tuple(_shared(each) for each in event.get("files") or () if each.get("url_private"))
+        files = tuple(_shared(each) for each in event.get("files") or () if _is_readable(each))
+        text = _with_unread(text, event.get("files") or ())
         if not text and not files:
             what = "a file" if event.get("files") else "a message without text"
             return [Unsupported(place, sender, message_id, what, if_known=not addressed)]
@@ -241,7 +242,7 @@ class Slack:
         message, before = event["message"], event.get("previous_message") or {}
         if not _is_from_person(message) or message.get("text") == before.get("text"):
             return []  # Slack has added a preview
-        text = self._text(message.get("text", ""), bot)
+        text = _with_unread(self._text(message.get("text", ""), bot), message.get("files") or ())
         message_id = _message_id(event["channel"], message["ts"])
         return [Edited(_place(event, message), self._sender(message["user"]), message_id, text)] if text else []
 
@@ -528,6 +529,27 @@ def _decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 def _is_from_person(message: Update) -> bool:
     return "user" in message and "bot_id" not in message and message.get("subtype") in _WRITTEN
+
+
+def _is_external(file: Update) -> bool:
+    """Whether a file is only a link, such as to a document of Google Drive. Its service does not know the bot."""
+    return file.get("mode") == "external" or bool(file.get("is_external"))
+
+
+def _is_readable(file: Update) -> bool:
+    return bool(file.get("url_private")) and not _is_external(file)
+
+
+def _with_unread(text: str, files: Sequence[Update]) -> str:
+    """A text with the links to external files that it does not have, and with a remark if others cannot be read."""
+    unread = [each for each in files if not _is_readable(each)]
+    external = [each for each in unread if _is_external(each)]
+    links = {str(each.get("external_url") or each.get("url_private") or ""): each for each in external}
+    new = [(url, each) for url, each in links.items() if url.startswith("https://") and url not in text]
+    lines = [f"{each.get('title') or each.get('name') or 'a file'} ({url})" for url, each in new]
+    if text and len(external) < len(unread):
+        text = f"[a file, which is not shown] {text}"
+    return "\n".join([*([text] if text else []), *lines])
 
 
 def _shared(file: Update) -> Shared:

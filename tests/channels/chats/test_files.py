@@ -252,3 +252,26 @@ def test_an_album_of_telegram_is_answered_together(runtime: Runtime, telegram: T
     assert [tuple(each) for each in found] == [(3, ["Which one?", "", ""]), (1, [""])]
     ingress.close()
     channel.close()
+
+
+DOC = "https://docs.google.com/document/d/1/edit"
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "expected"),
+    [
+        ("Look", {"mode": "external", "title": "Plan", "url_private": DOC}, f"Look\nPlan ({DOC})"),
+        (f"Look at <{DOC}>", {"mode": "external", "title": "Plan", "url_private": DOC}, f"Look at {DOC}"),
+        ("", {"is_external": True, "name": "plan", "external_url": DOC, "url_private": "x"}, f"plan ({DOC})"),
+        ("Look", {"mode": "external", "url_private": "attachments/F1"}, "Look"),
+        ("Look", {"file_access": "check_file_info"}, "[a file, which is not shown] Look"),
+    ],
+    ids=["attached", "pasted", "alone", "without a URL", "of another workspace"],
+)
+def test_a_document_of_another_service_is_a_link(
+    installation: Installation, slack: SlackServer, text: str, file: dict[str, Any], expected: str
+) -> None:
+    """Slack names it among the files, but its bytes are not Slack's. The message is not refused because of it."""
+    installation.ingress("slack").take(slack_event(text, subtype="file_share", files=[{"id": "F1", **file}]))
+    assert stored(installation.runtime) == [(expected, [])]
+    assert slack.sent == []
