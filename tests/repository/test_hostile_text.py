@@ -28,7 +28,7 @@ from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
 from perdure.files.kinds import kind_of
-from perdure.files.results import named_in
+from perdure.files.results import ending_files, named_in
 from perdure.memory.consolidation import candidates, extraction, merging
 from perdure.memory.embedding import text_to_embed
 from perdure.memory.recall import cues, time_spans
@@ -258,6 +258,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
         {"tools": [{"name": given, "inputSchema": {"type": given, given: given}}]}, "2025-11-25", 200
     ),
     "perdure.files.kinds.kind_of": lambda given: kind_of(io.BytesIO(given.encode(errors="replace")), given),
+    "perdure.files.results.ending_files": ending_files,
     "perdure.files.results.named_in": named_in,
     "perdure.network.egress.check": lambda given: [
         suppressing(lambda url: egress.check(url, REACHABLE), InvalidRequest)(url)
