@@ -397,6 +397,15 @@ def test_every_answer_carries_the_usual_headers(
     )
 
 
+def test_no_proxy_holds_events_back(client: TestClient, say: Any) -> None:
+    """A proxy that compresses, such as the middleware of Express, passes a stream on only when its buffer is full."""
+    turn_id = say()["turn_id"]
+    assert client.post(f"/v1/turns/{turn_id}/cancel").status_code == 202
+    headers = client.get(f"/v1/turns/{turn_id}/events").headers
+    assert headers["cache-control"] == "no-store, no-transform"
+    assert headers["x-accel-buffering"] == "no"
+
+
 def _parse_id(text: str, thing: str) -> UUID:
     if text == "fault":
         raise ZeroDivisionError

@@ -124,8 +124,9 @@ def test_a_user_token_has_no_side_requests(runtime: Runtime, rows: Callable[[], 
 
 
 def test_a_streamed_title_is_one_piece(runtime: Runtime) -> None:
-    """A streamed title is an event stream that ends with `[DONE]`."""
+    """A streamed title is an event stream that ends with `[DONE]`. No proxy compresses it, as of all streams."""
     with TestClient(create_app(runtime, lambda: True), base_url=BASE_URL) as client:
         answer = _ask(client, stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-store, no-transform"
     assert answer.text.endswith("data: [DONE]\n\n")

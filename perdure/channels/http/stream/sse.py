@@ -19,7 +19,8 @@ HEARTBEAT_S = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy closes the connection."""
 
 MEDIA_TYPE = "text/event-stream"
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+"""A proxy that compresses holds events back until its buffer is full; `no-transform` forbids it."""
 
 
 def encode(event: Event | None) -> bytes:
@@ -54,5 +55,5 @@ class _Stream(StreamingResponse):
 
 
 def response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """A streaming response with headers that forbid caching and buffering by proxies."""
+    """A streaming response with headers that forbid caching, compression and buffering by proxies."""
     return _Stream(chunks, media_type=MEDIA_TYPE, headers=_HEADERS)
