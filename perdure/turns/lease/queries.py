@@ -227,6 +227,16 @@ _CLAIMING = f"""
         SET {_QUEUE}
         FROM candidate, known, share
         WHERE s.session_id = candidate.session_id AND candidate.blamed AND known.equipped AND NOT share.free
+        RETURNING candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited
+    ), deferred AS (
+        -- The turn has waited for a task or a time. The claim after this one counts what this one would not (`waited`).
+        UPDATE turns AS t SET attempts = t.attempts - 1
+        FROM queued
+        WHERE queued.waited AND t.status = 'parked' AND t.error_code IS NULL
+          AND t.turn_id = (
+                SELECT turn_id FROM turns
+                WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
+          AND {keyed("t.settled_at IS NULL")}
     ), claimed AS (
         UPDATE sessions AS s
         SET {RAISED},

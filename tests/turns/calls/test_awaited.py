@@ -16,7 +16,8 @@ from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.awaited import ENDED, UNSENT, finish, probe_due
 from perdure.turns.calls.result_values import LOST
 from perdure.turns.cancel import cancel
-from perdure.turns.lease.claim import NotNeeded
+from perdure.turns.lease import leave_queries
+from perdure.turns.lease.claim import NotNeeded, Queued, Ran
 from perdure.turns.lease.queries import RECALL
 from perdure.turns.reading import Delays
 from perdure.turns.run.leave import UNSENT_S
@@ -72,6 +73,21 @@ def test_the_turn_waits_without_a_worker_and_its_result_resumes_it(harness: Harn
     assert (done["status"], done["attempts"], done["waiting_for"]) == ("done", 1, None)
     assert harness.results(turn) == ['{"rows": 12}']
     assert len(broker.sent) == 1
+
+
+def test_a_turn_whose_user_has_no_place_after_the_wait_keeps_its_attempts(harness: Harness, broker: Broker) -> None:
+    """The result arrives while other turns take the user's places: the turn is queued, and no worker was lost."""
+    harness.set(user_concurrency=1)
+    waiting = ask_and_wait(harness)
+    other = harness.send("hello", conversation="other")
+    held = harness.claimed(other.session_id)
+    end_task(harness, broker.sent[0])
+    session_id = UUID(waiting["session_id"])
+    assert [harness.run(session_id) for _ in range(2)] == [Queued(), NotNeeded()]
+    harness.database.run(leave_queries.RELEASE, {**held.fenced, "woken": False})
+    assert harness.run(other.session_id) == harness.run(session_id) == Ran(1)
+    done = harness.turn(UUID(waiting["turn_id"]))
+    assert (done["status"], done["attempts"], done["resumed"]) == ("done", 1, None)
 
 
 def test_a_tasks_failure_becomes_the_calls_error(harness: Harness, broker: Broker) -> None:
