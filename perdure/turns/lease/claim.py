@@ -118,7 +118,7 @@ def claim(
     if rows and not rows[0].blamed:
         _blame(database, session_id, limits)
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": isolate_from})
-    refused = bool(rows) and rows[0].blamed and rows[0].free and rows[0].token is None
+    refused = bool(rows) and rows[0].blamed and rows[0].token is None
     if refused and rows[0].strikes_before >= limits.max_attempts:
         rows = database.run(queries.CLAIM, {**parameters, "isolate_from": _NO_LIMIT})
     if not rows or not rows[0].blamed:  # not blamed: the session's row was locked

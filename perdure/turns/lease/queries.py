@@ -207,8 +207,7 @@ _CLAIMING = f"""
         SET unequipped_since = coalesce(least(s.unequipped_since, perdure_now()), perdure_now()),
             wakes = least(s.wakes, 1), woken_at = coalesce(s.woken_at, perdure_now())
         FROM candidate, known
-        WHERE s.session_id = candidate.session_id AND candidate.blamed AND NOT known.equipped
-          AND (s.unequipped_since IS NULL OR s.wakes > 1 OR s.woken_at IS NULL)
+        WHERE s.session_id = candidate.session_id AND NOT known.equipped
     ), share AS (
         SELECT (count(*) < %(user_concurrency)s OR (SELECT depth > 0 FROM candidate))
                AND NOT coalesce((
@@ -254,8 +253,7 @@ _CLAIMING = f"""
         RETURNING s.session_id, s.token, s.nonce, s.strikes, s.spent_s, s.message_count, s.previous_session_id, s.tick,
                   s.saved_token, s.saved_tick, s.variables_tick,
                   candidate.not_before IS NOT NULL AND candidate.queued_at IS NULL AS waited,
-                  CASE WHEN NOT candidate.unleased AND candidate.lease_owner IS NOT NULL THEN candidate.lease_owner END
-                      AS lost
+                  candidate.lease_owner AS lost
     ), begun AS (
         UPDATE turns AS t
         SET status = 'running',
@@ -283,7 +281,7 @@ _CLAIMED = f"""
            NOT (candidate.paced AND candidate.not_before IS NOT NULL AND candidate.wakes > 0) AND EXISTS (
                SELECT FROM sessions
                WHERE unsettled > 0 AND not_before IS NOT NULL AND paced AND least(wakes, 6) = 0
-                 AND not_before <= perdure_now() AND session_id <> candidate.session_id) AS may_overtake,
+                 AND not_before <= perdure_now()) AS may_overtake,
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
