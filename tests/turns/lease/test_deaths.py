@@ -191,6 +191,10 @@ def test_a_turn_stays_in_a_process_of_its_own(harness: Harness) -> None:
         harness.run(sent.session_id, alone=True)
     harness.move(LEASE_S * 2)
     assert isinstance(harness.run(sent.session_id), NeedsIsolation)
+    cancel(harness.runtime, sent.turn_id)
+    assert isinstance(harness.run(sent.session_id), NeedsIsolation), "its process may still run, which its worker ends"
+    assert harness.run(sent.session_id, alone=True) == Ran(1)
+    assert harness.turn(sent.turn_id)["status"] == "cancelled"
 
 
 def test_a_failed_start_is_counted_and_a_cancellation_settles(harness: Harness) -> None:

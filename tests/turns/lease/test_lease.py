@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from perdure import tool
-from perdure.database.engine import Database, Statement, as_json
+from perdure.database.engine import Database, Moment, Statement, as_json
 from perdure.errors import PerdureError, Unavailable
 from perdure.memory.consolidation import queries as consolidation_queries
 from perdure.memory.redis import queries as memory_queries
@@ -353,6 +353,18 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
     row = harness.session(session_id)
     assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
     assert not found.lost
+
+
+def test_a_lease_is_valid_from_the_time_at_which_its_claim_was_sent(harness: Harness) -> None:
+    """If the answer to a claim takes longer than the lease, another worker may have the session: no tool begins."""
+    session_id = harness.send().session_id
+
+    def delay(moment: Moment, name: str) -> None:
+        if (moment, name) == ("after", "turns.claim"):
+            harness.move(harness.settings.turn.lease_s)
+
+    with harness.hooked(delay):
+        assert not harness.claimed(session_id).still_valid()
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:

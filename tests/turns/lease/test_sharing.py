@@ -157,6 +157,26 @@ def test_a_dead_workers_turns_do_not_count(harness: Harness) -> None:
     assert later.session_id in harness.waker.sessions
 
 
+def test_a_queued_session_that_no_worker_admits_runs_after_an_hour(harness: Harness) -> None:
+    """Workers of an older release may not admit it. Its claim takes a place, and is the turn's first attempt."""
+    last = _flood(harness, MOST + 1)[-1]
+    harness.move(3_601)
+    harness.claimed(last.session_id)
+    row = harness.session(last.session_id)
+    assert (row.queued_at, row.not_before, harness.turn(last.turn_id)["attempts"]) == (None, None, 1)
+
+
+def test_leases_of_a_clock_that_was_set_back_do_not_count(harness: Harness) -> None:
+    """A lease that ends later than any lease can was written while the clock was ahead: its holder may be dead."""
+    harness.set(user_concurrency=MOST + 1)
+    last = _flood(harness, MOST + 1)[-1]
+    harness.move(3_600)
+    _claimed(harness, MOST)
+    harness.set(user_concurrency=MOST)
+    harness.move(-3_600)
+    assert isinstance(_try(harness, last.session_id), Tenure)
+
+
 def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> None:
     """If a process dies after settling a turn and before waking the next session, the sweeper wakes that session."""
     sent = _flood(harness, MOST + 4)

@@ -201,6 +201,19 @@ def test_a_wait_for_a_place_is_no_wait_for_a_worker(fleet: Fleet, why: str) -> N
     assert harness.turn(sent.turn_id)["status"] == "done"
 
 
+def test_a_clock_set_back_does_not_prolong_the_time(fleet: Fleet) -> None:
+    """The wait then counts from the next refusal, and the turn does not wait a day longer than the setting says."""
+    fleet.harness.move(86_400)
+    sent = fleet.harness.send(agent="billing")
+    fleet.old.run(sent.session_id)
+    fleet.harness.move(-86_400)
+    fleet.set_tools((), ())
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    fleet.harness.move(fleet.harness.settings.turn.unknown_agent_s + 1)
+    assert fleet.old.run(sent.session_id) == Ran(1)
+    assert fleet.harness.turn(sent.turn_id)["status"] == "failed"
+
+
 def test_the_next_turn_of_a_held_session_is_left_to_others(fleet: Fleet) -> None:
     """A worker that has answered a session's turn also leaves the session's next turn of an unknown agent."""
     first, second = fleet.harness.send(agent="assistant"), fleet.harness.send(agent="billing")
@@ -224,6 +237,16 @@ def test_a_cancelled_turn_needs_no_agent(fleet: Fleet) -> None:
     assert fleet.harness.turn(sent.turn_id)["status"] == "cancelled"
 
 
+def test_a_turn_without_attempts_needs_neither_agent_nor_place(fleet: Fleet) -> None:
+    """It does not run, it is only settled as failed: by any worker, in any process, and while its user is paused."""
+    sent = fleet.harness.send(agent="billing")
+    most = fleet.harness.settings.turn.max_attempts
+    fleet.harness.sql("UPDATE sessions SET strikes = %(most)s, claims = %(most)s", most=most)
+    pauses.pause(fleet.harness.database, tenant=None, user=UserKey("ana"), agent=None)
+    assert fleet.old.run(sent.session_id) == Ran(1)
+    assert fleet.harness.turn(sent.turn_id)["error"]["code"] == "BUDGET_EXHAUSTED"
+
+
 def test_waiting_turns_take_no_place_of_their_user(fleet: Fleet) -> None:
     """Turns that wait for a new worker do not hold back the user's other conversations."""
     fleet.harness.set(user_concurrency=1)
@@ -235,6 +258,19 @@ def test_waiting_turns_take_no_place_of_their_user(fleet: Fleet) -> None:
     assert fleet.waker.sessions == [other.session_id]
     assert fleet.old.run(other.session_id) == Ran(1)
     fleet.new.run(sent.session_id)
+
+
+def test_a_turn_is_left_to_others_before_its_user_has_a_place(fleet: Fleet) -> None:
+    """The old worker does not queue what it lacks the agent for: the new worker decides about the user's places."""
+    running = fleet.harness.send(agent="assistant", conversation="else")
+    sent = fleet.harness.send(agent="billing", conversation="bills")
+    fleet.harness.claimed(running.session_id)
+    fleet.harness.set(user_concurrency=1)
+    fleet.set_tools((), ())
+    assert isinstance(fleet.old.run(sent.session_id), Unequipped)
+    row = fleet.harness.session(sent.session_id)
+    assert (row.queued_at, row.unequipped_since is None) == (None, False)
+    assert fleet.new.run(sent.session_id) == Queued()
 
 
 def test_a_missing_tool_at_take_over_leaves_the_turn_to_others(fleet: Fleet) -> None:

@@ -11,6 +11,9 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.testclient import TestClient
 
+from perdure import Agent
+from perdure.access.tenants import UserKey
+from perdure.agents import Agents
 from perdure.channels.http.app import create_app
 from perdure.database.engine import Moment
 from perdure.models.protocol import Role
@@ -19,6 +22,7 @@ from perdure.settings import Settings
 from perdure.snapshots.deletion import delete_snapshots
 from perdure.snapshots.snapshot import AgentSnapshot, Event
 from perdure.snapshots.store import SnapshotUnavailable, Stored, Version
+from perdure.turns import pauses
 from perdure.turns.cancel import cancel
 from perdure.turns.lease.claim import Ran
 from tests.snapshots.storages import MemorySnapshots
@@ -163,6 +167,19 @@ def test_a_failed_save_is_logged(harness: Harness, spy: Spy, caplog: pytest.LogC
         harness.run(sent.session_id)
     assert f"turn {sent.turn_id} is not answered: its snapshot is not saved" in caplog.text
     assert "Make room. Retry in 5 s." in caplog.text
+
+
+def test_a_held_turn_is_settled_under_a_pause_and_without_its_agent(harness: Harness, spy: Spy) -> None:
+    """The turn has ended, and needs no agent. Any worker saves its snapshot, and the user is answered."""
+    harness.script(says("at last"))
+    spy.fail("save")
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(0)
+    pauses.pause(harness.database, tenant=None, user=UserKey("ana"), agent=None)
+    harness.agents = Agents([Agent("clerk", "You file.")])
+    spy.trouble = {}
+    assert harness.run(sent.session_id) == Ran(1)
+    assert harness.turn(sent.turn_id)["reply"]["text"] == "at last"
 
 
 def test_turns_behind_a_held_one_wait_for_it(harness: Harness, spy: Spy) -> None:
