@@ -127,8 +127,11 @@ def test_a_users_limit_holds_in_a_drain(harness: Harness) -> None:
     assert all(harness.session(each.session_id).queued_at is not None for each in mine[1:])
 
 
-def test_a_drain_ends_when_its_time_is_over_and_wakes_another(harness: Harness) -> None:
+def test_a_drain_ends_when_its_time_is_over_and_wakes_another(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After `DRAIN_S`, the task ends, so that Celery sees it; the rest is not stranded."""
+    monkeypatch.setattr(loop, "_INVITE_S", 60.0)
     _slow(harness, loop.DRAIN_S * 0.6)
     sent = _send(harness, 5, 5, 5)
     harness.waker.sessions.clear()
@@ -207,6 +210,26 @@ def test_a_drain_wakes_further_threads_while_more_is_due(harness: Harness, monke
     harness.waker.sessions.clear()
     _drain(harness, sent[0].session_id)
     assert len(harness.waker.sessions) == 1
+
+
+def test_a_long_drain_wakes_further_threads_from_time_to_time(harness: Harness) -> None:
+    """A thread may have become free since the first claim."""
+    _slow(harness, loop._INVITE_S)
+    sent = _send(harness, 5, 5, 5)
+    harness.waker.sessions.clear()
+    _drain(harness, sent[0].session_id)
+    assert harness.waker.sessions == [sent[1].session_id, sent[2].session_id]
+
+
+def test_each_drain_wakes_a_thread_however_soon_it_follows_another(harness: Harness) -> None:
+    """The wake-up that started the second drain may have been that of the session that is due next."""
+    model = _slow(harness, 0)
+    _send(harness, 5, 5, 5)
+    runner = Runner(harness.runtime, "drainer")
+    for _ in range(2):
+        harness.waker.sessions.clear()
+        runner.drain(uuid4(), lambda: True)
+    assert len(model.woken[1]) == 1
 
 
 def test_enough_wake_ups_stop_further_ones(harness: Harness) -> None:
