@@ -14,6 +14,7 @@ from perdure.errors import Unavailable
 from perdure.memory.redis.memory import RedisMemory
 from perdure.turns.lease import leave_queries
 from perdure.turns.lease.claim import Ran, claim
+from perdure.turns.prompt import first_read
 from perdure.turns.run import queries
 from perdure.turns.run.loop import Runner
 from tests.memory.conftest import redis_memory
@@ -180,6 +181,29 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
     assert harness.turn(sent.turn_id)["status"] == "parked"
     harness.script(says("elsewhere"))
     assert harness.run(sent.session_id) == Ran(1)
+
+
+@pytest.mark.parametrize(("outages", "settled"), [(11, 0), (10, 1)])
+def test_ten_outages_cost_no_attempt(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, outages: int, settled: int
+) -> None:
+    """The turn begins again after a pause that grows. The eleventh outage is a failed attempt, so it does not go on."""
+    pauses: list[float] = []
+    left = iter(range(outages))
+
+    def load(*given: Any, **how: Any) -> Any:
+        if next(left, None) is not None:
+            raise Unavailable("The connection broke.")
+        return first_read_load(*given, **how)
+
+    first_read_load = first_read.load
+    monkeypatch.setattr(first_read, "load", load)
+    monkeypatch.setattr("perdure.turns.run.commit.time", _Sleeping(pauses.append))
+    sent = harness.send()
+    assert harness.run(sent.session_id) == Ran(settled)
+    assert pauses == [0.2 * 2**n for n in range(8)] + [30]
+    assert harness.session(sent.session_id).strikes == 1 - settled
+    assert harness.turn(sent.turn_id)["attempts"] == 1
 
 
 def test_the_lease_is_kept_while_a_commit_waits(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
