@@ -67,6 +67,15 @@ def _effects(harness: Harness) -> list[tuple[str, str]]:
     ]
 
 
+def test_the_calls_of_the_last_permitted_step_are_decided_and_run(harness: Harness) -> None:
+    """The limit ends the turn before its next step, and not before the calls of this one."""
+    harness.equip(pay, max_steps=1)
+    turn = _waiting(harness)
+    _decide(harness, turn, turn["pending_approvals"][0]["call_id"], "approve")
+    assert harness.resume(turn)["error"]["code"] == "BUDGET_EXHAUSTED"
+    assert _ran == [("pay", 5)]
+
+
 def test_a_waiting_turn_holds_no_lease_and_costs_no_attempt(harness: Harness) -> None:
     """Neither a wake-up nor the sweeper resumes a waiting turn. An approval resumes it, without a new attempt."""
     turn = _waiting(harness)

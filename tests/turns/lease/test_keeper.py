@@ -10,6 +10,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from perdure.access.tenants import UserKey
+from perdure.database.engine import Statement
 from perdure.database.fencing import Fence
 from perdure.errors import DeadlineExceeded
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
@@ -88,6 +90,33 @@ def test_it_does_not_renew_a_step_past_its_deadline(harness: Harness, keeper: Ke
         assert hold.unwanted.is_set()
 
 
+def test_a_lease_whose_row_is_locked_is_renewed_by_the_next_beat(harness: Harness, keeper: Keeper) -> None:
+    """Until then, it is valid only for as long as its last renewal says."""
+    lock = Statement("test.lock", "SELECT FROM sessions FOR UPDATE")
+    limits = harness.settings.turn
+    with keeper.keep(harness.claimed(harness.send().session_id)) as hold:
+        hold.step_within(60)
+        for renewed in (True, False):
+            harness.move(limits.heartbeat_s)
+            with harness.database.transaction("test.lock") as other:
+                other.run(lock, {})
+                keeper.beat()
+            if renewed:
+                keeper.beat()
+                assert _lease_left_s(harness, hold) > limits.lease_s - 1
+        harness.move(limits.lease_s - limits.heartbeat_s)
+        assert not hold.still_valid()
+
+
+def test_a_turn_whose_user_is_erased_stops(harness: Harness, keeper: Keeper) -> None:
+    """The session has no row any more: nothing that the turn still does would be stored."""
+    with keeper.keep(harness.claimed(harness.send().session_id)) as hold:
+        hold.begin()
+        harness.runtime.eraser.erase(UserKey("ana"))
+        keeper.beat()
+        assert (hold.lost, hold.stopping.is_set()) == (True, True)
+
+
 def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> None:
     """One statement per heartbeat renews the leases of all running turns."""
     claims = [harness.claimed(harness.send(user_id=f"u{number}").session_id) for number in range(5)]
@@ -101,6 +130,18 @@ def test_it_renews_all_in_one_statement(harness: Harness, keeper: Keeper) -> Non
     for hold in holds:
         hold.__exit__(None, None, None)
     assert ran == [queries.RENEW.name]
+
+
+def test_a_session_that_its_process_claims_again_is_kept(harness: Harness, keeper: Keeper) -> None:
+    """The older turn stops. Its end does not end the renewal of the newer one's lease."""
+    session_id = harness.send().session_id
+    with ExitStack() as older:
+        old = older.enter_context(keeper.keep(harness.claimed(session_id)))
+        harness.move(harness.settings.turn.lease_s + 1)
+        with keeper.keep(harness.claimed(session_id)) as new:
+            assert (old.lost, new.lost) == (True, False)
+            older.close()
+            assert keeper.running == 1
 
 
 def test_all_held_sessions_are_released_at_once(harness: Harness, keeper: Keeper) -> None:
@@ -148,6 +189,20 @@ def test_a_cancellation_of_the_previous_turn_does_not_stop_the_next(harness: Har
     assert hold.stopping.is_set()
     _begin(hold, uuid4())
     assert _not_stopped(hold)
+
+
+def test_what_begins_after_the_stop_is_stopped(harness: Harness) -> None:
+    """A turn may be cancelled, or its session lost, just before it calls a tool or its model."""
+    hold = harness.claimed(harness.send().session_id)
+    hold.begin()
+    hold.cancel(hold.at_hand.turn_id)
+    assert hold.unwanted_call().is_set()
+    call = ModelCall(harness.clock, 20)
+    with hold.calling(call), pytest.raises(CallAborted):
+        call.check()
+    assert hold.still_valid()
+    hold.lose()
+    assert not hold.still_valid()
 
 
 @pytest.mark.parametrize("stop", ["cancel", "lose", "begin_shutdown"])

@@ -12,6 +12,7 @@ from perdure.errors import Unavailable
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Scope
 from perdure.turns import drain as intake
+from perdure.turns.cancel import cancel
 from perdure.turns.inbox.accept import Accepted
 from perdure.turns.lease.claim import NeedsIsolation
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
@@ -192,6 +193,19 @@ def test_a_turn_that_needs_a_process_of_its_own_wakes_another_drain(harness: Har
     drained = _drain(harness, poison.session_id)
     assert isinstance(drained.refused, NeedsIsolation)
     assert harness.waker.sessions == [other.session_id]
+
+
+def test_a_cancelled_turn_that_needs_a_process_of_its_own_is_settled_without_one(harness: Harness) -> None:
+    """The drain settles it, and goes on with the others."""
+    poison, _ = _send(harness, 5, 5)
+    harness.sql(
+        "UPDATE sessions SET claims = %(claims)s, strikes = 2 WHERE session_id = %(id)s",
+        claims=ISOLATE_FROM_CLAIM,
+        id=poison.session_id,
+    )
+    harness.sql("UPDATE turns SET status = 'parked' WHERE turn_id = %(id)s", id=poison.turn_id)
+    cancel(harness.runtime, poison.turn_id)
+    assert _drain(harness, poison.session_id) == Drained(2, ("cancelled", "done"))
 
 
 def test_closed_intake_stops_drains(harness: Harness) -> None:

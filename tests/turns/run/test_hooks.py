@@ -14,6 +14,7 @@ from perdure.agents import ErrorTexts
 from perdure.errors import CircuitBreakerOpen, GuardRejected
 from perdure.hooks import ToolCalled, ToolCalling, TurnEnding, TurnStarted, required
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest
+from perdure.turns.cancel import cancel
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import PATIENCE_S, Harness, until
 from tests.turns.scripted import UNREPORTED, calls, says
@@ -39,6 +40,17 @@ def _fails(seen: Any) -> None:
 
 def _refuses(seen: Any) -> None:
     raise GuardRejected("Not with me.")
+
+
+def test_no_hook_runs_before_a_turn_that_is_cancelled(harness: Harness) -> None:
+    """The turn was cancelled before its first step, for example while it waited for another attempt."""
+    seen: list[Any] = []
+    harness.equip(before_turn=[seen.append])
+    sent = harness.send()
+    harness.sql("UPDATE turns SET status = 'parked'")
+    cancel(harness.runtime, sent.turn_id)
+    harness.run(sent.session_id)
+    assert (harness.turn(sent.turn_id)["status"], seen) == ("cancelled", [])
 
 
 def test_hooks_receive_their_events_in_order(harness: Harness) -> None:
