@@ -62,13 +62,13 @@ class NotNeeded:
 class NeedsIsolation:
     """The turn was claimed `claims` times without ending: it must run in a dedicated process.
 
-    `fence` is the fence of the last claim. `cancelled`: the turn is cancelled, and no process may still run it, so it
-    is only settled.
+    `fence` is the fence of the last claim. `cancelled_id` is the turn's id if it is cancelled and no process may still
+    run it: then it is only settled.
     """
 
     claims: int
     fence: Fence | None = field(default=None, compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    cancelled_id: UUID | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _claimed(
     if not row.free:
         return Queued()
     if row.token is None:
-        return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled)
+        return NeedsIsolation(row.claims_before, Fence(row.token_before, row.nonce_before), row.cancelled_id)
     tenure = Tenure.claimed(session_id, row, runtime.clock, runtime.settings.turn.lease_s)
     tenure.renewed(asked_at)
     tenure.alone, tenure.overdue = alone, row.overdue

@@ -191,7 +191,7 @@ _CANDIDATE = """
 
 _CLAIMING = f"""
     oldest AS (
-        SELECT agent, fingerprint, accepted_at, unsaved IS NOT NULL AS unsaved,
+        SELECT turn_id, agent, fingerprint, accepted_at, unsaved IS NOT NULL AS unsaved,
                cancel_requested_at IS NOT NULL AS cancelled,
                CASE WHEN started_at IS NULL THEN extract(epoch FROM perdure_now() - accepted_at)::float END AS waited_s
         FROM turns WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1
@@ -285,7 +285,7 @@ _CLAIMED = f"""
            candidate.token AS token_before, candidate.nonce AS nonce_before, candidate.priority, candidate.blamed,
            known.equipped, share.free,
            coalesce(candidate.overdue, false) AS overdue,
-           candidate.unleased AND coalesce((SELECT cancelled FROM oldest), false) AS cancelled,
+           CASE WHEN candidate.unleased THEN (SELECT turn_id FROM oldest WHERE cancelled) END AS cancelled_id,
            (SELECT agent FROM oldest) AS agent_wanted, (SELECT fingerprint FROM oldest) AS fingerprint_wanted,
            NOT candidate.unleased AS taken_over, (SELECT waited_s FROM oldest) AS waited_s,
            claimed.token, claimed.nonce, claimed.strikes, claimed.spent_s, begun.*,

@@ -152,7 +152,7 @@ def count_failed_start(runtime: Runtime, runner: Runner, session_id: UUID, fence
         agent = runtime.agents.find(row.agent)
         limit_s = (agent and agent.timeout_s) or limits.timeout_s
         if row.spent_s >= limit_s:
-            runner.settle_unrun(session_id, Failed(out_of_time(limit_s)))
+            runner.settle_unrun(session_id, row.turn_id, Failed(out_of_time(limit_s)))
 
 
 def look(runtime: Runtime, session_ids: Iterable[UUID]) -> dict[UUID, Standing]:

@@ -195,7 +195,7 @@ class Runner:
         outcomes: list[str] = []
         while True:
             tenure = self._claims.claim(session_id, alone=alone)
-            if isinstance(tenure, NeedsIsolation) and tenure.cancelled and self.settle_unrun(session_id, Cancelled()):
+            if isinstance(tenure, NeedsIsolation) and self._settle_cancelled(session_id, tenure):
                 return Ran(len(outcomes) + 1, (*outcomes, Cancelled.status))
             if not isinstance(tenure, Tenure):
                 return Ran(len(outcomes), tuple(outcomes)) if outcomes else tenure
@@ -240,7 +240,7 @@ class Runner:
                 outcomes += [outcome for _, outcome in more]
                 turn_ids += [turn_id for turn_id, _ in more]
             elif isinstance(drawn.found, NeedsIsolation):
-                if not (drawn.found.cancelled and self.settle_unrun(drawn.session_id, Cancelled())):
+                if not self._settle_cancelled(drawn.session_id, drawn.found):
                     return Drained(sessions, tuple(outcomes), drawn.found, tuple(turn_ids))
                 sessions, outcomes = sessions + 1, [*outcomes, Cancelled.status]
             if drawn.next_due is None and not left.wake_up_failed:
@@ -388,19 +388,24 @@ class Runner:
         except LeaseLost:
             return False
 
-    def settle_unrun(self, session_id: UUID, ending: Ending) -> bool:
-        """Settle the session's oldest turn without running it; returns False if another worker has the session.
+    def settle_unrun(self, session_id: UUID, turn_id: UUID, ending: Ending) -> bool:
+        """Settle a turn without running it.
 
-        Called by `run` for a cancelled turn that needs a child process, and by `child_watch` for a turn whose time has
-        passed while its child processes did not start.
+        Called for a cancelled turn that needs a child process, and by `child_watch` for a turn whose time has passed
+        while its child processes did not start. Returns False if another worker has the session, or has settled the
+        turn.
         """
         tenure = claim(self._runtime, session_id, self._owner, alone=True)
-        if not isinstance(tenure, Tenure) or tenure.turn is None:
+        if not isinstance(tenure, Tenure):
             return False
         try:
-            return self._settle_unrun(tenure, tenure.turn.turn_id, ending)
+            return self._settle_unrun(tenure, turn_id, ending)
         except LeaseLost:
             return False
+
+    def _settle_cancelled(self, session_id: UUID, found: NeedsIsolation) -> bool:
+        """Settle a turn that needs a child process, if it is cancelled: no process is started for it."""
+        return found.cancelled_id is not None and self.settle_unrun(session_id, found.cancelled_id, Cancelled())
 
     def _settle_unrun(self, tenure: Tenure, turn_id: UUID, ending: Ending) -> bool:
         with self.keeper.keep(tenure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -213,6 +214,30 @@ def test_a_failed_start_is_counted_and_a_cancellation_settles(harness: Harness) 
     cancel(harness.runtime, sent.turn_id)
     assert runner.run(sent.session_id) == Ran(1)
     assert harness.turn(sent.turn_id)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("drained", [False, True], ids=["run", "drain"])
+def test_a_cancellation_that_two_workers_find_settles_one_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, drained: bool
+) -> None:
+    """Wake-ups of a session may be repeated. The worker that comes late does not cancel the session's next turn."""
+    first, second = harness.send("first"), harness.send("second")
+    harness.sql("UPDATE sessions SET claims = %(claims)s", claims=ISOLATE_FROM_CLAIM)
+    harness.sql("UPDATE turns SET status = 'parked' WHERE turn_id = %(id)s", id=first.turn_id)
+    cancel(harness.runtime, first.turn_id)
+    worker, other = (Runner(harness.runtime, name) for name in ("worker", "other"))
+    settle = Runner.settle_unrun
+
+    def settle_late(self: Runner, *given: Any) -> bool:
+        assert settle(other, *given)
+        return settle(self, *given)
+
+    monkeypatch.setattr(Runner, "settle_unrun", settle_late)
+    (worker.drain if drained else worker.run)(first.session_id)
+    monkeypatch.undo()
+    harness.run(first.session_id)
+    assert [harness.turn(each.turn_id)["status"] for each in (first, second)] == ["cancelled", "done"]
+    assert harness.session(first.session_id).lease_until is None
 
 
 def test_a_process_that_reaches_no_server_costs_time_but_no_attempt(harness: Harness) -> None:

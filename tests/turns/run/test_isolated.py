@@ -236,3 +236,12 @@ def test_a_turn_settled_before_the_kill_stays_settled(harness: Harness) -> None:
     row = harness.session(first.session_id)
     assert (row.lease_until, row.strikes) == (None, 0)
     assert harness.turn(second.turn_id)["status"] == "parked"
+
+
+def test_a_session_without_a_next_turn_is_released_after_the_kill(harness: Harness) -> None:
+    """The killed process had settled the turn: the parent finds none, and leaves no lease."""
+    sent = harness.send()
+    claim = harness.claimed(sent.session_id)
+    assert killed(harness, sent.session_id, claim.fence, sent.turn_id)
+    assert not killed(harness, sent.session_id, claim.fence, sent.turn_id)
+    assert harness.session(sent.session_id).lease_until is None
