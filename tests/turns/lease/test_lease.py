@@ -23,7 +23,7 @@ from perdure.tools.variables import VariableSet
 from perdure.turns.calls import queries as calls_queries
 from perdure.turns.lease import leave_queries
 from perdure.turns.lease import queries as lease_queries
-from perdure.turns.lease.claim import Claims, NeedsIsolation, NotNeeded, Ran, claim
+from perdure.turns.lease.claim import Claims, NeedsIsolation, NotNeeded, Ran, claim, read_again
 from perdure.turns.lease.keeper import Keeper
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.lease.tenure import LeaseLost, Tenure, all_fenced
@@ -138,6 +138,8 @@ def test_a_stale_holder_writes_nothing(harness: Harness, lose: Callable[[Harness
         commit_step(harness.runtime, stale, transcript, VariableSet(), step)
     with pytest.raises(LeaseLost):
         settle_begun(harness.database, harness.clock, stale.fence, stale.turn, harness.agents)
+    with pytest.raises(LeaseLost):
+        read_again(harness.runtime, stale)
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
     for outcome in OUTCOMES:
         with pytest.raises(LeaseLost):

@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 
 from perdure import tool
-from perdure.database.engine import Moment
-from perdure.errors import CircuitBreakerOpen, Unavailable
+from perdure.errors import CircuitBreakerOpen
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Scope
 from perdure.turns import sweep as sweeping
@@ -176,24 +175,6 @@ def test_leases_of_a_clock_that_was_set_back_do_not_count(harness: Harness) -> N
     harness.set(user_concurrency=MOST)
     harness.move(-3_600)
     assert isinstance(_try(harness, last.session_id), Tenure)
-
-
-def test_a_database_that_is_lost_after_a_settled_turn_leaves_no_lease(harness: Harness) -> None:
-    """The runner reads the session again, finds no turn, and releases it, so that the next message is answered soon."""
-    sent = _flood(harness, MOST + 1)
-    lost: list[str] = []
-
-    def lose(moment: Moment, name: str) -> None:
-        if (moment, name) == ("before", "turns.admit") and not lost:
-            lost.append(name)
-            raise Unavailable("The connection broke.")
-
-    with harness.hooked(lose):
-        harness.run(sent[0].session_id)
-    assert lost
-    assert harness.turn(sent[0].turn_id)["status"] == "done"
-    assert harness.session(sent[0].session_id).lease_until is None
-    assert sent[MOST].session_id in _round(harness)
 
 
 def test_the_sweeper_fills_places_that_a_crash_left_free(harness: Harness) -> None:

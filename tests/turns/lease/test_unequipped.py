@@ -94,6 +94,16 @@ def test_a_turn_of_an_unknown_agent_is_left_to_others(fleet: Fleet) -> None:
     assert fleet.harness.session(sent.session_id).unequipped_since is None
 
 
+def test_a_drain_passes_the_wake_up_on_and_goes_on(fleet: Fleet) -> None:
+    """No drain takes the session any more: without a wake-up of its own, it would wait for the sweeper."""
+    sent = fleet.harness.send(agent="billing")
+    fleet.harness.send(user_id="bob", agent="assistant")
+    fleet.waker.sessions.clear()
+    assert fleet.old.drain(uuid4()).outcomes == ("done",)
+    assert sent.session_id in fleet.waker.sessions
+    assert fleet.new.run(sent.session_id) == Ran(1)
+
+
 def test_the_pace_of_wake_ups_does_not_slow_down(fleet: Fleet) -> None:
     """However long old workers have left the session, the sweeper soon wakes it again, for a new worker."""
     sent = fleet.harness.send(agent="billing")

@@ -183,6 +183,25 @@ def test_a_process_that_shuts_down_does_not_wait_for_the_database(harness: Harne
     assert harness.run(sent.session_id) == Ran(1)
 
 
+def test_a_process_that_shuts_down_leaves_no_lease_if_its_last_try_had_committed(harness: Harness) -> None:
+    """It reads the session again, finds that the turn is settled, and releases the session for the next message."""
+    sent = harness.send()
+    runner = Runner(harness.runtime, "draining")
+    tries: list[Moment] = []
+
+    def lose(moment: Moment, statement: str) -> None:
+        if statement == "turns.settle" and (moment == "after" or not tries):
+            tries.append(moment)
+            runner.keeper.begin_shutdown()
+            raise Unavailable("The connection broke.")
+
+    with harness.hooked(lose):
+        runner.run(sent.session_id)
+    assert tries == ["before", "after"]
+    assert harness.turn(sent.turn_id)["status"] == "done"
+    assert harness.session(sent.session_id).lease_until is None
+
+
 @pytest.mark.parametrize(("outages", "settled"), [(11, 0), (10, 1)])
 def test_ten_outages_cost_no_attempt(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, outages: int, settled: int
