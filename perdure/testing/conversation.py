@@ -444,6 +444,7 @@ class Conversation:
             models=self._models,
             agents=list(self._agents.values()),
         )
+        other._user_answers = self._user_answers
         other._session_id = effect.effect_id
         other._store.caller = (self._store, asked.turn_id)
         self._store.children.append((asked.turn_id, other._store))
@@ -513,10 +514,15 @@ class Conversation:
             error=error,
             data=None if verdict is None else self._output(verdict.data),
             agent=self._agent.name,
-            question=next((_question(each) for each in self._store.waiting() if each.waits_for == "user"), None)
-            if status == "parked"
-            else None,
+            question=next(self._questions(), None) if status == "parked" else None,
         )
+
+    def _questions(self) -> Iterator[str]:
+        """The questions without an answer: those of the turn itself, then those of the agents that it asked."""
+        waiting = self._store.waiting()
+        yield from (_question(each) for each in waiting if each.waits_for == "user")
+        asked = (self._children.get(each.effect_id) for each in waiting if each.waits_for == "agent")
+        yield from (each.question for each in asked if each is not None and each.question is not None)
 
     def _output(self, data: Any) -> Any:
         output = self._agent.output_type

@@ -180,10 +180,13 @@ def _attempt(database: Database, carrier: Carrier, delivery_id: UUID, row: Row[A
 
 
 def _is_current(target: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
-    """Whether a request for approval, or a question, is still open at the attempt. A reply always is."""
+    """Whether a request for approval, or a question, is still open at the attempt. A reply always is.
+
+    A request of an agent that answers a call of the turn has a delivery of its own.
+    """
     if target.get("question"):
-        return question_of(turn) is not None
-    return bool(turn["pending_approvals"]) or not target.get("approval")
+        return question_of(turn) is not None and "turn_id" not in turn["waiting_for"]
+    return not target.get("approval") or any("turn_id" not in each for each in turn["pending_approvals"])
 
 
 def retry_after(attempts: int) -> float | None:

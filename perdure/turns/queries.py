@@ -10,7 +10,7 @@ from perdure.database.keyed import keyed
 from perdure.database.paging import sized
 from perdure.sessions.queries import QUESTIONS
 from perdure.sessions.states import Trigger, sql
-from perdure.turns.calls.queries import NEW_ANSWER, STOPPED
+from perdure.turns.calls.queries import NEW_ANSWER, STOPPED, below, each_row
 from perdure.turns.lease.aging import HIGHEST, effective, levels
 from perdure.turns.lease.queries import DRAINABLE, PARKED, PARKED_FOR
 
@@ -310,6 +310,40 @@ _TURN = f"""
 
 READ = Statement("turns.read", _TURN + " WHERE t.turn_id = %(turn_id)s", writes=False)
 
+# What the agents need or needed from a person that answer the calls of a turn, or those of one another: for each call,
+# the member of the turn's body to which it belongs. The calls are named as FIND_CALL finds them.
+READ_BELOW = Statement(
+    "turns.read_below",
+    f"""
+    SELECT found.member, jsonb_build_object('call_id', e.effect_id, 'turn_id', q.turn_id, 'agent', q.agent)
+                         || found.item AS item
+    FROM ({below("%(turn_id)s::uuid", all_calls=True)}) AS below {each_row("turns", "turn_id = below.turn_id", "q")}
+    {each_row("tool_effects", "turn_id = q.turn_id", "e")}
+    CROSS JOIN LATERAL (VALUES
+        ('pending_approvals',
+         q.status = 'waiting_approval' AND e.status = 'asked' AND e.decide_at > perdure_now(),
+         jsonb_build_object('tool', e.tool, 'arguments', e.arguments, 'approver', e.approver,
+                            'expires_at', least(e.decide_at, below.until))),
+        ('pending_calls',
+         q.status IN ('parked', 'waiting_approval') AND e.status = 'intended' AND e.waits_for = 'client',
+         jsonb_build_object('tool', e.tool, 'arguments', e.arguments, 'metadata', e.payload -> 'metadata',
+                            'expires_at', least(e.decide_at, below.until))),
+        ('waiting_for',
+         q.status = 'parked' AND e.status = 'intended' AND e.waits_for = 'user' AND NOT {NEW_ANSWER},
+         jsonb_build_object('kind', 'user', 'name', e.tool, 'until', least(e.decide_at, below.until), 'progress', NULL,
+                            'arguments', e.arguments, 'problem', e.payload ->> 'problem',
+                            'asked', coalesce((e.payload ->> 'judged')::int, 0) + 1)),
+        ('decisions',
+         e.decided_by IS NOT NULL,
+         jsonb_build_object('tool', e.tool, 'decision', CASE e.status WHEN 'denied' THEN 'deny' ELSE 'approve' END,
+                            'decided_by', e.decided_by, 'decided_at', e.decided_at))
+    ) AS found (member, holds, item)
+    WHERE q.turn_id <> %(turn_id)s AND found.holds AND (below.is_open OR found.member = 'decisions')
+    ORDER BY e.intended_at, e.message_seq, e.position, e.effect_id
+    """,
+    writes=False,
+)
+
 
 def _list(name: str, chosen: str, order: str = "t.turn_id") -> Statement:
     """A statement that lists the turns of the query `chosen`: the newest first, at most `limit`.
@@ -567,11 +601,17 @@ MESSAGES_OF_TURN = Statement(
 
 STATES = Statement(
     "turns.states",
-    """
+    f"""
     SELECT t.turn_id, t.status, t.attempts, s.tick, s.not_before,
            CASE WHEN t.status = 'parked' THEN (
-                SELECT string_agg(e.progress, ' ' ORDER BY e.effect_id) FROM tool_effects AS e
-                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.progress IS NOT NULL)
+                SELECT string_agg(CASE WHEN e.turn_id = t.turn_id THEN e.progress
+                                       ELSE concat_ws(' ', e.effect_id, q.status, e.status, e.payload -> 'judged',
+                                                      jsonb_array_length(e.payload -> 'said')) END,
+                                  ' ' ORDER BY e.effect_id)
+                FROM ({below("t.turn_id")}) AS below {each_row("turns", "turn_id = below.turn_id", "q")}
+                {each_row("tool_effects", "turn_id = q.turn_id", "e")}
+                WHERE CASE WHEN e.turn_id = t.turn_id THEN e.status = 'intended' AND e.progress IS NOT NULL
+                           ELSE e.waits_for IN ('user', 'client') OR e.approver IS NOT NULL END)
                 WHEN t.status = 'waiting_approval' THEN (
                 SELECT count(e.decided_by)::text FROM tool_effects AS e WHERE e.turn_id = t.turn_id) END AS progress
     FROM turns AS t JOIN sessions AS s USING (session_id)

@@ -57,13 +57,13 @@ def read_turn(executor: Executor, turn_id: UUID) -> dict[str, Any]:
     """
     given = {"turn_id": turn_id}
     if rows := executor.run(queries.READ, given):
-        return _body(rows[0])
+        return _whole_body(executor, rows[0])
     if unrouted := executor.run(route_queries.READ, given):
         return _unrouted_body(executor, unrouted[0])
     rows = executor.run(queries.READ, given)  # again: the message may have been routed between the two statements
     if not rows:
         raise NotFound("There is no such turn.")
-    return _body(rows[0])
+    return _whole_body(executor, rows[0])
 
 
 def _unrouted_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
@@ -174,6 +174,21 @@ def unsaved_turns(executor: Executor, session_id: UUID) -> list[dict[str, str]]:
     return [{"turn_id": str(row.turn_id), "error": row.unsaved_error} for row in rows]
 
 
+def _whole_body(executor: Executor, row: Row[Any]) -> dict[str, Any]:
+    """The body of a turn, with what the agents need from a person that answer its calls, if there are any."""
+    body = _body(row)
+    if row.children is not None:
+        found: dict[str, list[Any]] = {}
+        for each in executor.run(queries.READ_BELOW, {"turn_id": row.turn_id}):
+            found.setdefault(each.member, []).append(each.item)
+        body["pending_approvals"] += _calls(found.get("pending_approvals"))
+        body["pending_calls"] += _calls(found.get("pending_calls"))
+        body["decisions"] += _decisions(found.get("decisions"))
+        if "waiting_for" in found and body["waiting_for"] is not None and body["waiting_for"]["kind"] != "user":
+            body["waiting_for"] = _waiting_for(found["waiting_for"][0])
+    return body
+
+
 def _body(row: Row[Any]) -> dict[str, Any]:
     return {
         "turn_id": str(row.turn_id),
@@ -189,7 +204,7 @@ def _body(row: Row[Any]) -> dict[str, Any]:
         "usage": row.usage,
         "pending_approvals": _calls(row.pending_approvals),
         "pending_calls": _calls(row.pending_calls),
-        "decisions": [{**each, "decided_by": decider_of(each["decided_by"])} for each in row.decisions or ()],
+        "decisions": _decisions(row.decisions),
         "waiting_for": None if row.waiting_for is None else _waiting_for(row.waiting_for),
         "accepted_at": iso(row.accepted_at),
         "started_at": iso(row.started_at),
@@ -203,6 +218,10 @@ def _body(row: Row[Any]) -> dict[str, Any]:
 
 def _calls(stored: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     return [{**each, "arguments": load_object(each["arguments"])} for each in stored or ()]
+
+
+def _decisions(stored: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    return [{**each, "decided_by": decider_of(each["decided_by"])} for each in stored or ()]
 
 
 def _waiting_for(stored: Mapping[str, Any]) -> dict[str, Any]:

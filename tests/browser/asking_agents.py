@@ -1,12 +1,15 @@
-"""The PERDURE_AGENTS module of `test_waiting`: an agent that asks the user, and whose tool reports its progress."""
+"""The PERDURE_AGENTS module of `test_waiting`: an agent that asks the user, and whose tool reports its progress.
+
+It may also ask another agent, which asks the user.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Literal
 
-from perdure import Agent, ToolContext, ask_user, tool
-from tests.processes.model_server import ASK_SIZE
+from perdure import Agent, ToolContext, agent_tool, ask_user, tool
+from tests.processes.model_server import ASK_BARISTA, ASK_SIZE
 
 REPORTED_S = 3.0
 """Seconds for which the tool goes on after its report."""
@@ -20,4 +23,9 @@ def slow(note: str, context: ToolContext) -> str:
     return f"done with {note}"
 
 
-tester = Agent("tester", "You make coffee.", tools=[ask_user(Literal["S", "M"], name=ASK_SIZE), slow])
+_ask_size = ask_user(Literal["S", "M"], name=ASK_SIZE)
+tester = Agent(
+    "tester",
+    "You make coffee.",
+    tools=[_ask_size, slow, agent_tool(Agent("barista", "You make coffee.", tools=[_ask_size]), name=ASK_BARISTA)],
+)

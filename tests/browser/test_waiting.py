@@ -54,6 +54,23 @@ def test_a_question_and_progress_are_shown(
 
 
 @pytest.mark.browser
+def test_a_question_of_another_agent_is_answered_on_the_page(
+    waiting_agent: None, installation: Installation, page: Page
+) -> None:
+    """It looks like a question of the agent that the user writes to, also when the page is loaded again."""
+    page.say(text := "breakfast: please")
+    question = f"Which size, for coffee: {text}?"
+    page.until(lambda: page.texts() == [text, question], "the question")
+    page.until(lambda: page.texts("#status") == ["Waits for your answer"], "the status")
+    page.driver.refresh()
+    page.until(lambda: page.texts() == [text, question], "the open question again")
+    page.say("m")
+    answer = answer_to(text, answer_to(f"coffee: {text}", "M"))
+    page.until(lambda: page.texts()[-1] == answer, "the answer")
+    installation.check()
+
+
+@pytest.mark.browser
 def test_a_question_of_the_terminal_is_answered_on_the_page(
     waiting_agent: None, installation: Installation, gateway: GatewayProcess, page: Page
 ) -> None:

@@ -1,21 +1,22 @@
 """The PERDURE_AGENTS module of the workers of `test_joining`: an agent that asks the user, beside others.
 
 `rewriting` has a hook that changes what the user said, and a guard of the answer. `impatient` waits for an answer for
-`PATIENCE_S` seconds only. `cautious` has a guard of what the user says that uses tokens.
+`PATIENCE_S` seconds only. `cautious` has a guard of what the user says that uses tokens. `serving` asks `asking`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from perdure import Agent, Allow, Refuse, TurnContext, TurnStarted, Usage, Verdict, ask_user, required
+from perdure import Agent, Allow, Refuse, TurnContext, TurnStarted, Usage, Verdict, agent_tool, ask_user, required
 from tests.processes.adapted_agents import adapted as adapted  # noqa: PLC0414 (an agent of the module)
 from tests.processes.agents import tester as tester  # noqa: PLC0414 (likewise)
-from tests.processes.model_server import ASK_SIZE, GUARD_TOKENS, REFUSED, SECRET
+from tests.processes.model_server import ASK_BARISTA, ASK_SIZE, GUARD_TOKENS, REFUSED, SECRET
 
 PATIENCE_S = 2.0
 
 asking = Agent("asking", "You make coffee.", tools=[ask_user(Literal["S", "M"], name=ASK_SIZE)])
+serving = Agent("serving", "You serve breakfast.", tools=[agent_tool(asking, name=ASK_BARISTA)])
 impatient = Agent(
     "impatient", "You make coffee.", tools=[ask_user(Literal["S", "M"], name=ASK_SIZE, timeout_s=PATIENCE_S)]
 )

@@ -48,7 +48,7 @@ MODULES = {
     JUDGING: "tests.processes.judging_agents",
     DELEGATING: "tests.processes.delegating_agents",
     ASKING: "tests.processes.asking_agents",
-    **dict.fromkeys(("rewriting", "impatient", "cautious"), "tests.processes.asking_agents"),
+    **dict.fromkeys(("rewriting", "impatient", "cautious", "serving"), "tests.processes.asking_agents"),
     **dict.fromkeys(("drawing", "painting", "everything"), "tests.processes.drawing_agents"),
 }
 
@@ -201,7 +201,8 @@ class Installation:
         inbox = self.query(
             "SELECT i.turn_id, i.text, t.seq, t.status FROM inbox AS i JOIN turns AS t USING (turn_id) "
             "WHERE t.session_id = %(id)s AND NOT EXISTS ("  # but for answers to questions, which are results of calls
-            "SELECT FROM tool_effects AS e WHERE e.turn_id = i.turn_id AND e.waits_for = 'user' "
+            "SELECT FROM tool_effects AS e LEFT JOIN tool_effects AS d ON d.effect_id = e.turn_id "  # of a child
+            "WHERE i.turn_id IN (e.turn_id, d.turn_id) AND e.waits_for = 'user' "
             "AND e.payload -> 'said' @> jsonb_build_array(jsonb_build_object('text', i.text))"
             ") ORDER BY t.seq, i.position",
             id=session_id,

@@ -34,6 +34,8 @@ HAND_OFF = "hands off"
 TASKS = ("report", "reports", "charge", "slowly", "stepping", "fails", "odd", "silent", "nobodys")
 ASK, ASK_ADAPTED, HAND_OVER = "research", "research_otherwise", "hand_over"
 ASK_SIZE = "ask_size"
+ASK_BARISTA = "barista"
+"""A tool that is an agent, which the model asks for coffee."""
 CHART = "chart"
 """A tool that returns an image."""
 SECRET = "4111"
@@ -46,6 +48,7 @@ PLANS |= {
     "asks": (ASK, ASK_ADAPTED),
     "hands over": (HAND_OVER,),
     "coffee": (ASK_SIZE,),
+    "breakfast": (ASK_BARISTA,),
     CHART: (CHART,),
     "charts": (CHART, CHART),
 }
@@ -204,6 +207,8 @@ def _answer(messages: list[dict[str, Any]], text: str, latency_s: float) -> Answ
     given = tasks if ASK in tools else ["{}" if has_none else arguments] * len(tools)
     if tools == (ASK_SIZE,):
         given = [json.dumps({"question": f"Which size, for {text}?"})]
+    if tools == (ASK_BARISTA,):
+        given = [json.dumps({"task": f"coffee: {text}"})]
     calls = [Call(name, given[number], f"call_{number}") for number, name in enumerate(tools)]
     return Answer(calls=calls, piece=64, latency_s=latency_s)
 

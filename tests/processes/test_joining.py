@@ -118,6 +118,62 @@ def test_after_a_kill_a_question_is_answered_once(installation: Installation, pl
     installation.check()
 
 
+OF_AGENTS = [
+    Place("after", "turns.delegate"),
+    *(Place(moment, "turns.wait_calls", nth) for nth in (2, 3) for moment in MOMENTS),  # the agent below asks
+    *(Place(moment, "turns.refuse_answer") for moment in MOMENTS),
+    Place("after", "turns.settle"),  # of the agent below
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("place", OF_AGENTS, ids=str)
+def test_after_a_kill_a_question_of_another_agent_is_answered_once(installation: Installation, place: Place) -> None:
+    """It is answered in the conversation of the turn that asked the agent."""
+    with _killed_once(installation, place):
+        turn = _breakfast(installation, f"breakfast: {place}", _asked)
+    assert [row.role for row in installation.transcript(turn["children"][0]["turn_id"])] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+def test_a_question_of_another_agent_outlives_the_workers(installation: Installation) -> None:
+    """Each answer is accepted while there is no worker; the next one judges it, and asks again or goes on."""
+    workers = [installation.worker(PERDURE_AGENTS=MODULES[ASKING])]
+
+    def asked(installation: Installation, turn_id: UUID, number: int) -> dict[str, Any]:
+        waiting = _asked(installation, turn_id, number)
+        workers[-1].kill()
+        return waiting
+
+    def answered() -> None:
+        workers.append(installation.worker(PERDURE_AGENTS=MODULES[ASKING]))
+
+    _breakfast(installation, "breakfast: without workers", asked, answered)
+    assert len(workers) == 3
+
+
+def _breakfast(
+    installation: Installation,
+    text: str,
+    asked: Callable[[Installation, UUID, int], dict[str, Any]],
+    answered: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run a turn whose agent asks another one, which asks the user twice; returns the settled turn."""
+    turn_id = installation.accept(text, agent="serving").turn_id
+    for number, answer in enumerate(("XXL", "m"), start=1):
+        waiting = asked(installation, turn_id, number)
+        assert (waiting["agent"], waiting["question"]) == ("asking", f"Which size, for coffee: {text}?")
+        accepted = installation.accept(answer, agent="serving", message_id=f"answer {number} {text}")
+        assert accepted.turn_id == turn_id
+        answered()
+    [turn] = installation.settled(turn_id, within_s=PATIENCE_S)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", answer_to(text, answer_to(f"coffee: {text}", "M")))
+    assert len(installation.query("SELECT 1 FROM turns")) == 2
+    installation.check()
+    return turn
+
+
 @contextmanager
 def _door(installation: Installation, perdure: Perdure, door: str) -> Iterator[Callable[[UUID, str, str], bool]]:
     """Yields a function that brings the value of an answer, and returns whether its process lived to say so."""

@@ -22,6 +22,7 @@ from perdure import (
     Verdict,
     adapt,
     agent_tool,
+    ask_user,
     celery_tool,
     guard,
     progress,
@@ -36,8 +37,10 @@ from perdure.redis import client_url
 from perdure.tools.awaited.port import TaskEnded, TaskRuns
 from perdure.tools.progress import MAX_CHARS
 from perdure.tools.registry import ToolContext, tool
+from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.awaited import finish, probe_due
 from perdure.turns.cancel import cancel
+from perdure.turns.reading import read_turn
 from tests.streams.conftest import PATIENCE_S, Client, Streaming, Watching, run
 from tests.turns.broker import Broker
 
@@ -659,6 +662,46 @@ def test_a_client_sees_the_call_of_another_agent_and_none_of_its_words(streaming
     assert {(each["kind"], each["name"]) for each in waits} == {("agent", "research")}
     assert client.committed[-2:] == ["753 BC.", "It is old."]
     assert not any("aloud" in shown for shown in seen)
+
+
+def test_a_client_sees_what_another_agent_needs_from_a_person(streaming: Streaming) -> None:
+    """Its question, the approval that its call needs, and the decision are events of the stream of the user's turn."""
+    dig = tool(effect="pure", requires_approval=True, name="dig")(_dig)
+    research = agent_tool(Agent("searcher", "You search.", [dig, ask_user()]), name="research")
+    streaming.harness.equip(research)
+    streaming.runtime = replace(streaming.runtime, calls=Broker(), agents=streaming.harness.agents)
+    client, needed, decided = Client(), EventKind.APPROVAL_REQUIRED, EventKind.APPROVAL_DECIDED
+
+    def asks(each: Client) -> bool:
+        return "question" in each.states[-1].get("waiting_for", {})
+
+    async def main() -> None:
+        async with streaming.hub() as gateway:
+            turn_id = streaming.ask()
+            events = gateway.events(turn_id)
+            reply = partial(ModelReply, "", model="typist")
+            streaming.model.reply(reply((ToolCall("call_0", "research", '{"task": "Rome?"}'),)))
+            await client.follow(events, lambda each: each.states[-1:] != [] and "waiting_for" in each.states[-1])
+            child = streaming.harness.sql("SELECT session_id FROM sessions WHERE depth = 1")[0].session_id
+            streaming.start(child)
+            streaming.model.reply(reply((ToolCall("call_0", "dig", "{}"),)))
+            await client.follow(events, lambda each: needed in each.kinds)
+            [approval] = read_turn(streaming.runtime.database, turn_id)["pending_approvals"]
+            decide(streaming.runtime, turn_id, parse_decision({"call_id": approval["call_id"], "decision": "approve"}))
+            streaming.start(child)
+            streaming.model.reply(reply((ToolCall("call_0", "ask_user", '{"question": "Which Rome?"}'),)))
+            await client.follow(events, lambda each: decided in each.kinds and asks(each))
+            assert streaming.harness.send("Italy").turn_id == turn_id
+            await client.follow(events, lambda each: not asks(each))
+
+    run(main())
+    assert client.states[-1]["waiting_for"]["kind"] == "agent"
+    assert [client.kinds.count(each) for each in (needed, decided)] == [1, 1]
+
+
+def _dig() -> str:
+    """Dig."""
+    return "sand"
 
 
 def test_the_stream_of_an_erased_turn_ends(streaming: Streaming) -> None:

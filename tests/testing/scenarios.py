@@ -442,8 +442,8 @@ SCENARIOS["the limit of an agent that asks another"] = Scenario(
     [_RESEARCH, _CHEAP, ModelReply("3.5", usage=Usage(5, 5), model="m"), "Tea.", _CHEAP, "Again.", _RESEARCH, _COSTLY],
     texts=("hello", "again", "thirdly"),
 )
-SCENARIOS["a question that nobody sees"] = Scenario(
-    _limited_with_others, [_RESEARCH, call("ask_user", question="Which?"), "Which article?", "Which one?"]
+SCENARIOS["a question of another agent"] = Scenario(
+    _limited_with_others, [call("research", task="Prices?"), call("ask_user", question="Which?")]
 )
 
 

@@ -25,6 +25,7 @@ from perdure import (
     ToolContext,
     TurnContext,
     Verdict,
+    agent_tool,
     ask_user,
     celery_tool,
     guard,
@@ -460,6 +461,19 @@ def test_questions_to_the_user_are_answered_in_order() -> None:
     answer = ask(waiter, "Tea.", model=Scripted(milk, "Without, then."), answers=never)
     assert answer.calls[0].result == "Error: The user's answers do not fit. They said: perhaps; perhaps; perhaps"
     assert (answer.calls[0].status, len(asked)) == ("failed", 3)
+
+
+def test_questions_of_another_agent_are_answered_in_order() -> None:
+    """The answers are those of the whole turn, in the order of the questions, however deep the agent is that asks."""
+    milk, seats = call("ask_milk", question="Milk?"), call("ask_seats", question="How many?")
+    cook = Agent("cook", "You cook.", [ask_user(bool, name="ask_milk")])
+    host = Agent("host", "You receive.", [ask_user(int, name="ask_seats"), agent_tool(cook)])
+    waiter = Agent("waiter", "You serve.", [agent_tool(host), ask_user(int, name="ask_seats")])
+    script = [call("host", task="Tea."), call("cook", task="Tea."), milk, "With milk.", seats, "Two.", seats, "Here."]
+    answer = ask(waiter, "Tea.", model=Scripted(*script), answers=["hm", "yes", "2", "3"])
+    assert (answer.reply, [each.result for each in answer.calls]) == ("Here.", ["Two.", "3"])
+    parked = ask(waiter, "Tea.", model=Scripted(*script[:3]), answers=["hm"])
+    assert (parked.status, parked.question) == ("parked", "Please answer yes or no.\nMilk?")
 
 
 def test_a_refusal_without_a_message_has_one() -> None:

@@ -120,7 +120,7 @@ def _parameters(harness: Harness) -> dict[str, Any]:
         "user_concurrency": 10, "most_users": 100, "max_chars": 10_000, "sweep_s": 5.0, "woken": True,
         "aging_s": 30.0, "drained": False, "paces": "{}", "model": "m", "paced": True,
         "longest_s": 3_600.0, "forgiven_s": 86_400.0,
-        "asked_at": "2026-01-01T00:00:00Z",
+        "asked_at": "2026-01-01T00:00:00Z", "locked": [LONG],
         "additions": None, "traceparent": None, "texts": True, "asking": [turn.turn_id], "before_seq": 2**62,
         "authors": ["user 0"], "tenant": None, "previous_id": None, "archive": 3, "hot": 100, "embedder": "hash:384",
         "all_cases": True, "bank": "a",
@@ -152,7 +152,7 @@ HOT = [
     outbox_queries.DELIVERIES_DUE, outbox_queries.POSTPONE_SERVICE, outbox_queries.SHARERS,
     outbox_queries.WITHOUT_SHARE, outbox_queries.UNTAKEN_DELIVERIES, turns_queries.UNTAKEN,
     lease_queries.OVERTAKES, lease_queries.RETURNED, lease_queries.KEEP_PACES,
-    turns_queries.READ, turns_queries.SETTLED_AMONG, chats.FOLLOWED,
+    turns_queries.READ, turns_queries.READ_BELOW, turns_queries.STATES, turns_queries.SETTLED_AMONG, chats.FOLLOWED,
 ]  # fmt: skip
 
 SMALL = {"sweeps", "intake", "pauses"}

@@ -118,10 +118,11 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
     """
     wanted = {"turn_id": turn_id, "call_id": decision.call_id}
     # Before the transaction: the tool checks edited arguments, and its author's function may name the approver.
-    asked = [row for row in runtime.database.run(queries.FIND_CALL, wanted) if row.status == "asked"]
+    asking = runtime.database.run(queries.FIND_CALL, wanted)
+    asked = [row for row in asking if row.status == "asked"]
     arguments, approver = _examined(runtime, asked[0], decision.arguments) if asked else (None, USER)
     with runtime.database.transaction("turns.decide") as transaction:
-        locked = transaction.run(queries.LOCK_OF_TURN, {"turn_id": turn_id})
+        locked = transaction.run(queries.LOCK_OF_TURN, {"turn_id": asking[0].turn_id if asking else turn_id})
         if not locked:
             raise NotFound("There is no such turn.")
         found = transaction.run(queries.FIND_CALL, wanted)
@@ -144,7 +145,7 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
             queries.DECIDE,
             {
                 "session_id": locked[0].session_id,
-                "turn_id": turn_id,
+                "turn_id": row.turn_id,
                 "effect_id": row.effect_id,
                 "status": "approved" if approved else "denied",
                 "result": None if approved else DENIED,

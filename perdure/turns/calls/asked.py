@@ -43,6 +43,8 @@ UNSEEN = (
     "The user cannot be asked: another agent asked you, and only it reads what you say. "
     "If you need to know more, let your answer be the question."
 )
+UNSEEN_ON = "openai"
+"""The channel whose clients get a question as the end of an answer, and so only one of the turn itself."""
 
 Screen = Callable[[str, Callable[[Usage], None]], str]
 """Returns what the agent's input guards let pass of an answer, and reports the tokens that each of them used."""

@@ -9,6 +9,10 @@ result of the call and wakes the caller's session (`awaited.record`). If the pro
 probe reports the answer (`awaited.probe_due`), as it reads the result of a Celery task. If the caller no longer waits,
 because it was cancelled, ended, or the call's time is over, the same probe cancels the child's turn.
 
+What the child needs from a person is shown in the caller's turn: its questions, approvals and calls for a client, those
+of its own children included (`queries.below`). A message to the caller's session answers such a question; it locks
+the caller's session, and then the one that asks.
+
 The caller's row is locked only after the child's commit, and the child is opened only while the caller holds its own
 row: no process waits for one while it holds the other in the opposite order.
 """
@@ -16,12 +20,18 @@ row: no process waits for one while it holds the other in the opposite order.
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 from uuid import UUID
 
 from perdure.database.engine import Executor
+from perdure.errors import Unavailable
+from perdure.runtime import Runtime
 from perdure.tools.awaited.port import TaskEnded
+from perdure.turns import queries as turn_queries
 from perdure.turns.calls import queries
+
+log = logging.getLogger(__name__)
 
 GONE = "The agent's session does not exist any more."
 CANCELLED = "The agent's turn was cancelled."
@@ -38,6 +48,19 @@ def answer_of(executor: Executor, effect_id: UUID) -> TaskEnded | None:
     if row.status == "done":
         return TaskEnded(failed=False, value=value_of(row.reply, row.data))
     return TaskEnded(failed=True, value=CANCELLED if row.status == "cancelled" else row.error_message)
+
+
+def announce_above(runtime: Runtime, turn_id: UUID) -> None:
+    """Make the gateways read the turns again for which the turn `turn_id` works: they show for what it waits now."""
+    if runtime.events is None or not runtime.events.followed():
+        return
+    try:
+        above = runtime.database.run(turn_queries.ABOVE, {"turn_id": turn_id})
+    except Unavailable as error:  # the gateways look every few seconds
+        log.warning("what the turn %s waits for is shown later: %s", turn_id, error.message)
+        return
+    for row in above:
+        runtime.events.announce(row.turn_id)
 
 
 def value_of(reply: str | None, data: Any) -> Any:

@@ -15,6 +15,33 @@ def sum_of(count: str) -> str:
     return f"sum({number})::bigint"
 
 
+def each_row(table: str, condition: str, alias: str) -> str:
+    """A join with the rows of `table`, which PostgreSQL looks up by index for each row before.
+
+    It takes the rows of a recursive CTE to be many, and would read the whole table.
+    """
+    return f"CROSS JOIN LATERAL (SELECT * FROM {table} WHERE {condition} OFFSET 0) AS {alias}"
+
+
+def below(turn_id: str, *, all_calls: bool = False) -> str:
+    """A query for a turn, and those of other agents that answer its open calls, directly or for one another.
+
+    With `all_calls`, also those that answer other calls of it: `is_open` tells which. `until` is the time at which the
+    first of the calls between a turn and the uppermost one is due; NULL for the uppermost.
+    """
+    is_open = "below.is_open AND d.status = 'intended' AND d.decide_at > perdure_now()"
+    return f"""
+        WITH RECURSIVE below (turn_id, until, is_open) AS (
+            SELECT {turn_id}, NULL::timestamptz, true
+            UNION ALL
+            SELECT d.effect_id, least(below.until, d.decide_at), {is_open}
+            FROM below {each_row("tool_effects", "turn_id = below.turn_id", "d")}
+            WHERE d.waits_for = 'agent' {"" if all_calls else f"AND {is_open}"}
+        )
+        SELECT turn_id, until, is_open FROM below
+    """.strip()
+
+
 _TOKENS = f"""
     'input_tokens', coalesce({sum_of("input_tokens")}, 0), 'output_tokens', coalesce({sum_of("output_tokens")}, 0),
     'cached_tokens', {sum_of("cached_tokens")}, 'reasoning_tokens', {sum_of("reasoning_tokens")}
@@ -124,16 +151,18 @@ LOCK_OF_TURN = Statement(
     """,
 )
 
-# Call ids are distinct within a turn. In turns of older releases, ids may repeat; then the newest call is returned.
+# Call ids are distinct within a turn. In turns of older releases, ids may repeat; then the newest call is returned. A
+# call of an agent that answers one of the turn's calls is found by the id of its effect.
 FIND_CALL = Statement(
     "turns.find_call",
-    """
-    SELECT e.effect_id, e.tool, e.arguments, e.status, e.waits_for, e.decide_at <= perdure_now() AS expired,
+    f"""
+    SELECT e.effect_id, e.turn_id, e.tool, e.arguments, e.status, e.waits_for, e.decide_at <= perdure_now() AS expired,
            coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits
-    FROM turns AS t
-    JOIN tool_effects AS e ON e.turn_id = t.turn_id
-    JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-    WHERE t.turn_id = %(turn_id)s AND m.tool_calls -> e.position ->> 'id' = %(call_id)s
+    FROM ({below("%(turn_id)s::uuid", all_calls=True)}) AS below {each_row("turns", "turn_id = below.turn_id", "t")}
+    {each_row("tool_effects", "turn_id = t.turn_id", "e")}
+    {each_row("messages", "session_id = t.session_id AND seq = e.message_seq", "m")}
+    WHERE CASE WHEN t.turn_id = %(turn_id)s THEN m.tool_calls -> e.position ->> 'id' ELSE e.effect_id::text END
+          = %(call_id)s
     ORDER BY e.message_seq DESC LIMIT 1
     """,
     writes=False,
@@ -184,9 +213,13 @@ WAITING_WITHOUT_TENANT = _waiting("waiting_without_tenant", WITHOUT_TENANT.forma
 # `s.unsettled > 0` and `t.settled_at IS NULL` let PostgreSQL find the calls by the user's unsettled turns.
 WAITING_OF_USER = _waiting("waiting_of_user", "s.user_id = %(user_id)s AND s.unsettled > 0 AND t.settled_at IS NULL")
 
+# The calls of a turn, and those of the agents that answer its calls.
 WAITING_OF_TURN = Statement(
     "turns.waiting_of_turn",
-    f"""{_WAITING.format(asked=keyed("e.status = 'asked'"))} AND t.turn_id = %(turn_id)s""",
+    f"""
+    {_WAITING.format(asked=keyed("e.status = 'asked'"))}
+      AND t.turn_id = ANY (ARRAY(SELECT turn_id FROM ({below("%(turn_id)s::uuid")}) AS below))
+    """,
     writes=False,
 )
 
@@ -268,17 +301,36 @@ RESUME_PARKED = Statement(
 
 NEW_ANSWER = "jsonb_array_length(coalesce(e.payload -> 'said', '[]')) > coalesce((e.payload ->> 'judged')::int, 0)"
 
-# The question for which a session's turn waits, if the user has not answered it: the first of the reply. A client that
-# names the agent of each message names the one that it knows, which may have handed the turn over before the question.
-QUESTION = f"""
-    SELECT e.effect_id, t.turn_id, t.seq, t.status FROM turns AS t JOIN tool_effects AS e USING (turn_id)
-    WHERE t.session_id = {{session_id}} AND t.settled_at IS NULL AND t.status <> 'accepted'
-      AND t.cancel_requested_at IS NULL AND t.channel = %(channel)s
-      AND e.waits_for = 'user' AND e.status = 'intended' AND NOT {NEW_ANSWER}
+# Whether the turn `t` of a session may wait for a message over this channel. A client that names the agent of each
+# message names the one that it knows, which may have handed the turn over before the question.
+_LISTENS = """
+    t.settled_at IS NULL AND t.status <> 'accepted' AND t.cancel_requested_at IS NULL AND t.channel = %(channel)s
       AND (t.agent = coalesce(%(agent)s, t.agent) OR EXISTS (
             SELECT FROM messages AS m
             WHERE m.session_id = t.session_id AND m.seq >= t.first_seq AND m.turn_id = t.turn_id
               AND m.prompt ->> 'agent' = %(agent)s))
+""".strip()
+
+_IS_ASKED = f"e.waits_for = 'user' AND e.status = 'intended' AND NOT {NEW_ANSWER}"
+
+# The calls for which a session's turn waits and which may wait for the user: its own questions, and other agents, which
+# may ask.
+MAY_ASK = f"""
+    SELECT FROM turns AS t JOIN tool_effects AS e USING (turn_id)
+    WHERE t.session_id = {{session_id}} AND {_LISTENS}
+      AND (e.waits_for = 'agent' AND e.status = 'intended' OR {_IS_ASKED})
+""".strip()
+
+# The first question for which a session's turn waits, if the user has not answered it: its own before those of the
+# agents that answer its calls, and of these the one that was asked first. `asking_id` is the turn that asks.
+_FIRST_QUESTION = f"""
+    SELECT e.effect_id, t.turn_id, t.seq, t.status, q.turn_id AS asking_id, q.session_id AS asking_session
+    FROM turns AS t
+    CROSS JOIN LATERAL ({below("t.turn_id")}) AS below {each_row("turns", "turn_id = below.turn_id", "q")}
+    {each_row("tool_effects", "turn_id = q.turn_id", "e")}
+    WHERE t.session_id = %(session_id)s AND {_LISTENS} AND q.cancel_requested_at IS NULL AND {_IS_ASKED}
+    ORDER BY CASE WHEN q.turn_id <> t.turn_id THEN e.intended_at END NULLS FIRST, e.message_seq, e.position, e.effect_id
+    LIMIT 1
 """.strip()
 
 _SAID = """
@@ -296,18 +348,20 @@ _WAKE_ANSWERED = """
         RETURNING s.session_id, s.lease_until IS NULL AS wakes
 """.strip()
 
-# Records a message of a locked session as the answer to its question. The message's row belongs to the waiting turn,
-# and the members of its metadata are added to the turn's.
+# Records a message of a locked session as the answer to the first of its questions. The message's row belongs to the
+# session's turn, and the members of its metadata are added to those of this turn and of the one that asks. Writes
+# nothing if the session of the turn that asks is not among the `locked` ones: the caller locks it and tries again.
 ANSWER_QUESTION = Statement(
     "turns.answer_question",
     f"""
-    WITH question AS (
-        {QUESTION.format(session_id="%(session_id)s")}
-        ORDER BY e.message_seq, e.position LIMIT 1
+    WITH first AS (
+        {_FIRST_QUESTION}
+    ), question AS (
+        SELECT * FROM first WHERE asking_session = ANY (%(locked)s::uuid[])
     ), answered AS (
         UPDATE tool_effects AS e SET {_SAID}
         FROM question WHERE e.effect_id = question.effect_id
-        RETURNING %(session_id)s::uuid AS session_id
+        RETURNING question.asking_session AS session_id
     ), input AS (
         INSERT INTO inbox (user_id, channel, message_id, turn_id, position, text, parts, accepted_at)
         SELECT %(user_id)s, %(channel)s, %(message_id)s, turn_id,
@@ -316,11 +370,12 @@ ANSWER_QUESTION = Statement(
         FROM question
     ), told AS (
         UPDATE turns AS t SET metadata = coalesce(t.metadata, '{{}}') || %(metadata)s::jsonb
-        FROM question WHERE t.turn_id = question.turn_id AND %(metadata)s::jsonb IS NOT NULL
+        FROM question
+        WHERE t.turn_id IN (question.turn_id, question.asking_id) AND %(metadata)s::jsonb IS NOT NULL
     ), woken AS (
         {_WAKE_ANSWERED}
     )
-    SELECT turn_id, seq, status, (SELECT wakes FROM woken) AS wakes FROM question
+    SELECT effect_id, asking_session, turn_id, seq, status, (SELECT wakes FROM woken) AS wakes FROM first
     """,
 )
 

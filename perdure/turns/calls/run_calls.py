@@ -144,7 +144,7 @@ class CallRunner:
         Raises:
             LeaseLost: another worker has the session.
         """
-        if planned.waits_for == "user" and self._turn.answers_call:
+        if planned.waits_for == "user" and self._turn.answers_call and self._turn.channel == asked.UNSEEN_ON:
             return [Result(planned.position, "failed", f"Error: {asked.UNSEEN}", planned.effect_id)]
         checked = self._hooks.before(planned)
         if isinstance(checked, Result):

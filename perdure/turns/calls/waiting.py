@@ -48,9 +48,13 @@ def list_waiting(
 
 
 def find_waiting(executor: Executor, turn_id: UUID, call_id: str) -> WaitingCall | None:
-    """The call of a turn that waits for a decision; `None` if it does not wait."""
+    """The call of a turn that waits for a decision; `None` if it does not wait.
+
+    As in the turn's body, the call of an agent that answers one of its calls is named by the id of its effect.
+    """
     rows = executor.run(queries.WAITING_OF_TURN, {"turn_id": turn_id})
-    return next((_waiting(row) for row in rows if row.call_id == call_id), None)
+    named = ((row.call_id if row.turn_id == turn_id else str(row.effect_id), row) for row in rows)
+    return next((_waiting(row) for name, row in named if name == call_id), None)
 
 
 def _waiting(row: Row[Any]) -> WaitingCall:

@@ -72,11 +72,13 @@ class Accepted:
 class _Commit:
     """The result of an accepting transaction, and the wake-ups to publish after it.
 
-    `drains`: any drain takes the session, so that it needs no wake-up of its own (`lease.queries.DRAINABLE`).
+    `drains`: any drain takes the session, so that it needs no wake-up of its own (`lease.queries.DRAINABLE`). `asking`
+    is the session to wake, if it is another than that of the message: that of an agent whose question was answered.
     """
 
     accepted: Accepted
     wake: bool
+    asking: UUID | None = None
     drains: bool = False
     deliveries: tuple[UUID, ...] = ()
     ending: UUID | None = None
@@ -159,7 +161,7 @@ def accept(
         runtime.wake.delivery(delivery_id)
     if commit.wake:
         wake = runtime.wake.drain if commit.drains else runtime.wake.session
-        wake(commit.accepted.session_id, message.priority)
+        wake(commit.asking or commit.accepted.session_id, message.priority)
     if commit.ending is not None:
         runtime.wake.ending(commit.ending)
     return commit.accepted
@@ -377,16 +379,24 @@ def _open_session(
 
 
 def _answer_question(transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit | None:
-    """Record the message as the answer to the question for which the session's turn waits, if it asks one."""
-    said = as_json([{"text": parameters["answer"]}])
-    rows = transaction.run(calls.ANSWER_QUESTION, {**parameters, "session_id": session_id, "said": said})
-    if not rows:
+    """Record the message as the answer to the question for which the session's turn waits, if it asks one.
+
+    If an agent asks that answers a call of the turn, the question is read again once its session is locked, too.
+    """
+    given = {**parameters, "session_id": session_id, "said": as_json([{"text": parameters["answer"]}])}
+    locked = [session_id]
+    while rows := transaction.run(calls.ANSWER_QUESTION, {**given, "locked": locked}):
+        row = rows[0]
+        if row.asking_session in locked:
+            break
+        transaction.run(calls.LOCK_OF_CALL, {"effect_id": row.effect_id})
+        locked.append(row.asking_session)
+    else:
         return None
-    row = rows[0]
     if not parameters["remember"]:
         transaction.run(calls.FORGET_TURN, {"turn_id": row.turn_id})
     accepted = Accepted(row.turn_id, session_id, row.seq, row.status, duplicate=False, joined=True)
-    return _Commit(accepted, wake=bool(row.wakes))
+    return _Commit(accepted, wake=bool(row.wakes), asking=row.asking_session)
 
 
 def _accept_into_busy(

@@ -6,7 +6,7 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
-from perdure.turns.calls.queries import QUESTION
+from perdure.turns.calls.queries import MAY_ASK
 from perdure.turns.lease.queries import ADMITTED, DRAINABLE
 
 # Whether a wake-up for the session was published recently. If so, the next message publishes no wake-up: a second one
@@ -71,7 +71,7 @@ ENQUEUE = Statement(
                        OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
           AND (%(on_busy)s IN ('enqueue', 'steer') OR s.unsettled = 0)
           AND NOT (%(answers)s AND s.unsettled > 0 AND EXISTS (
-                {QUESTION.format(session_id="s.session_id")} OFFSET 0))  -- once per session, by its index
+                {MAY_ASK.format(session_id="s.session_id")} OFFSET 0))  -- once per session, by its index
           AND NOT (%(alone)s AND s.unsettled > 0 AND coalesce(s.not_before > perdure_now(), false))
           AND NOT EXISTS (
                 SELECT FROM inbox

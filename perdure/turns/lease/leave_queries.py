@@ -114,16 +114,8 @@ _OVER = f"AND {keyed('end_requested_at IS NULL')} {_CANCELLED}"
 _CALLS = "FROM tool_effects WHERE turn_id = %(turn_id)s AND message_seq = %(message_seq)s"
 _OPEN = f"{_CALLS} AND status ="
 
-# Until the calls are decided or expire. For a turn with a receiver, also writes the delivery of the request. If the
-# turn answers a call of another agent, the receiver is that of the conversation's turn.
-WAIT_APPROVAL = _stopping(
-    "wait_approval",
-    f"""{_WAITS}, paced = false,
-            not_before = (SELECT min(decide_at) {_CALLS} AND {keyed("status = 'asked'")})""",
-    turn="status = 'waiting_approval'",
-    state=f"CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END",
-    unless=_OVER,
-    delivery=f""", receiver AS (
+# The receiver of the turn that stops. If it answers a call of another agent, that of the conversation's turn.
+_RECEIVER = """, receiver AS (
         WITH RECURSIVE above (turn_id, reply_to) AS (
             SELECT turn_id, reply_to FROM stopped
             UNION ALL
@@ -133,7 +125,17 @@ WAIT_APPROVAL = _stopping(
             WHERE above.reply_to IS NULL
         )
         SELECT reply_to FROM above WHERE reply_to IS NOT NULL
-    ), asked AS (
+    )"""
+
+# Until the calls are decided or expire. For a turn with a receiver, also writes the delivery of the request.
+WAIT_APPROVAL = _stopping(
+    "wait_approval",
+    f"""{_WAITS}, paced = false,
+            not_before = (SELECT min(decide_at) {_CALLS} AND {keyed("status = 'asked'")})""",
+    turn="status = 'waiting_approval'",
+    state=f"CASE state WHEN '{State.WAITING_APPROVAL}' THEN state ELSE {sql(Trigger.APPROVAL_NEEDED)} END",
+    unless=_OVER,
+    delivery=f"""{_RECEIVER}, asked AS (
         INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at, created_at)
         SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s,
                receiver.reply_to || '{{"approval": true}}', 'pending', {_NOW}, {_NOW}
@@ -174,7 +176,7 @@ WAIT_CALLS = _stopping(
     unless=f"""{_OVER} AND EXISTS (SELECT {_OPEN} 'intended' AND waits_for IS NOT NULL)
           AND NOT EXISTS (SELECT {_OPEN} 'intended' AND waits_for = 'user' AND
                           jsonb_array_length(payload -> 'said') > coalesce((payload ->> 'judged')::int, 0))""",
-    delivery=f""", question AS (
+    delivery=f"""{_RECEIVER}, question AS (
         UPDATE tool_effects SET sent_at = {_NOW}
         WHERE effect_id = (SELECT effect_id {_OPEN} 'intended' AND waits_for = 'user' ORDER BY position LIMIT 1)
           AND sent_at IS NULL AND EXISTS (SELECT FROM stopped)
@@ -182,9 +184,9 @@ WAIT_CALLS = _stopping(
     ), asked AS (
         INSERT INTO deliveries AS d (delivery_id, turn_id, user_id, scope, asking_seq, target, status, due_at,
                                      created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s, reply_to || '{{"question": true}}',
-               'pending', {_NOW}, {_NOW}
-        FROM stopped, question WHERE reply_to IS NOT NULL
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, %(message_seq)s,
+               receiver.reply_to || '{{"question": true}}', 'pending', {_NOW}, {_NOW}
+        FROM stopped, question, receiver
         ON CONFLICT (turn_id, asking_seq) DO UPDATE
         SET delivery_id = excluded.delivery_id, target = excluded.target, status = 'pending', attempts = 0,
             due_at = excluded.due_at, last_error = NULL, created_at = excluded.created_at, delivered_at = NULL,

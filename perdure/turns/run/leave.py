@@ -28,6 +28,7 @@ from perdure.observe.measures import OTHER
 from perdure.runtime import Runtime
 from perdure.text.untrusted import error_summary, storable
 from perdure.turns.calls.awaited import report_now
+from perdure.turns.calls.children import announce_above
 from perdure.turns.calls.hastening import hasten
 from perdure.turns.lease import leave_queries as queries
 from perdure.turns.lease import user_share
@@ -202,6 +203,8 @@ class Leaving:
                 )  # fmt: skip
             case _:
                 assert_never(outcome)
+        if turn.answers_call:
+            announce_above(self._runtime, turn.turn_id)
         if not tenure.shutting_down:
             user_share.admit_next(self._runtime, turn.user_id)
         self._count(left=1)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
 
-from perdure import Agent, ToolContext, agent_tool, ask_user, tool
+from perdure import Agent, ToolContext, agent_tool, tool
 from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.database.engine import Moment
@@ -22,7 +22,6 @@ from perdure.sessions.ending import request_end
 from perdure.sessions.forking import fork
 from perdure.sessions.reading import list_sessions
 from perdure.turns.calls.approvals import decide, parse_decision
-from perdure.turns.calls.asked import UNSEEN
 from perdure.turns.calls.awaited import probe_due, report
 from perdure.turns.calls.children import CANCELLED
 from perdure.turns.calls.result_values import ABANDONED
@@ -289,18 +288,6 @@ def test_a_grandchild_has_no_more_than_the_first_caller_has_left(delegating: Har
         assert (harness.turn(grandchild)["status"] == "done") == replied
         harness.run(child)
         assert (harness.resume(turn)["status"] == "done") == replied
-
-
-def test_an_agent_that_another_one_asks_cannot_ask_the_user(delegating: Harness) -> None:
-    """No user sees its session: its model reads that at once, and asks with its answer."""
-    harness = delegating
-    equip(harness, Agent("searcher", "You search.", [ask_user(), _dig]))
-    both = calls(("ask_user", {"question": "Which Rome?"}), ("dig", {}))
-    turn, child = ask_and_wait(harness, both, says("Which Rome?"), says("Which Rome do you mean?"))
-    harness.run(child)
-    assert harness.turn(child)["reply"]["text"] == "Which Rome?"
-    assert [text for role, text in harness.lines(child) if role == "tool"] == [f"Error: {UNSEEN}", "sand"]
-    assert harness.resume(turn)["reply"]["text"] == "Which Rome do you mean?"
 
 
 def test_delegation_has_a_limit_of_depth(delegating: Harness) -> None:

@@ -130,30 +130,38 @@ class Delay(Answer):
     until: Instant | None
 
 
-class Approval(Answer):
+class OfAgent(Answer):
+    """A call of a turn, or of the turn `turn_id` in which `agent` answers one of its calls.
+
+    A call of the turn itself has no `turn_id`. `call_id` names either in requests about the turn.
+    """
+
+    turn_id: UUID | None = None
+    agent: str | None = None
+    call_id: str
+
+
+class Approval(OfAgent):
     """A tool call that waits for approval."""
 
-    call_id: str
     tool: str
     arguments: dict[str, Any]
     expires_at: Instant
     approver: Approver
 
 
-class PendingCall(Answer):
+class PendingCall(OfAgent):
     """A tool call that a client runs. `metadata` is what a tool of pydantic-ai passed to `CallDeferred`."""
 
-    call_id: str
     tool: str
     arguments: dict[str, Any]
     expires_at: Instant
     metadata: dict[str, Any] | None
 
 
-class Decided(Answer):
+class Decided(OfAgent):
     """A decision about a tool call. `decided_by`: `user:` and a user's id, `service key`, `admin key` or `operator`."""
 
-    call_id: str
     tool: str
     decision: Literal["approve", "deny"]
     decided_by: str
@@ -199,7 +207,8 @@ class Awaited(Answer):
 
     The user's next message answers the `question`. `asked` counts how often it was asked, and `problem` is the sentence
     that says why the last answer did not fit. The value can also be brought as the result of the call `call_id`. These
-    members are missing if the turn waits for another reason.
+    members are missing if the turn waits for another reason. `turn_id` and `agent` are there if not the turn itself
+    asks, but an agent that answers one of its calls.
     """
 
     kind: Literal["task", "timer", "client", "agent", "user"]
@@ -210,6 +219,8 @@ class Awaited(Answer):
     problem: str | None = None
     asked: int | None = None
     call_id: str | None = None
+    turn_id: UUID | None = None
+    agent: str | None = None
 
 
 class Child(Answer):
