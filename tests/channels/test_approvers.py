@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from fastapi import Request
 from starlette.testclient import TestClient
 
-from perdure import Agent, tool
+from perdure import Agent, agent_tool, tool
 from perdure.agents import Agents
 from perdure.channels.http.app import create_app
 from perdure.channels.http.auth import Authenticate, MayApprove
@@ -24,6 +25,7 @@ from perdure.turns.inbox.incoming import parse_incoming
 from perdure.turns.run.loop import Runner
 from tests.channels.conftest import BASE_URL
 from tests.channels.test_bad_input import refused
+from tests.turns.broker import Broker
 from tests.turns.scripted import Scripted, calls, says
 
 SERVICE, ADMIN, ACME = "key-of-a-service", "key-of-the-admin", "key-of-the-service-of-acme"
@@ -201,6 +203,33 @@ def test_the_application_decides_who_approves(make: Callable[..., Shop], *, is_a
     assert shop.decide("ana", turn_id, "call_1").status_code == 202
     turn = shop.client.get(f"/v1/turns/{turn_id}", headers=_as("ana")).json()
     assert [each["decided_by"] for each in turn["decisions"]] == ["user:boss", "user:ana"]
+
+
+def test_the_call_of_an_agent_below_is_approved_in_the_turn_above(make: Callable[..., Shop]) -> None:
+    """Staff of the application and the user decide by either turn, and the turn above shows what they see there."""
+    shop = make(_visitor, _is_boss)
+    below = Agent("assistant", "You help.", [refund, order])
+    above = Agent("desk", "You ask.", [agent_tool(below, name="ask")])
+    first = Scripted(calls(("ask", {"task": "Refund it."})))
+    asking = replace(shop.runtime, agents=Agents([above]), models=lambda _: first, calls=Broker())  # type: ignore[arg-type, return-value]
+    turn_id = Shop(shop.client, asking).wait("ana")
+    get = partial(shop.client.get, f"/v1/turns/{turn_id}", headers=_as("ana"))
+    child = get().json()["children"][0]["turn_id"]
+    runner = Runner(shop.runtime, owner="test")
+    runner.run(UUID(child))
+    runner.close()
+
+    turn = get().json()
+    names = {each["tool"]: each["call_id"] for each in turn["pending_approvals"]}
+    assert (turn["status"], {each["turn_id"] for each in turn["pending_approvals"]}) == ("parked", {child})
+    refused(shop.decide("ana", turn_id, names["refund"]), 403, "FORBIDDEN")
+    refused(shop.decide("ben", turn_id, names["order"]), 404, "NOT_FOUND")
+    refused(shop.decide(STAFF, turn_id, names["order"]), 404, "NOT_FOUND")
+    assert shop.decide(STAFF, turn_id, names["refund"]).status_code == 202
+    answer = shop.decide("ana", turn_id, names["order"]).json()
+    assert (answer["pending_approvals"], [each["decided_by"] for each in answer["decisions"]]) == (
+        [], ["user:boss", "user:ana"],
+    )  # fmt: skip
 
 
 def test_without_may_approve_nobody_approves_for_staff(make: Callable[..., Shop]) -> None:
