@@ -211,7 +211,7 @@ def test_the_call_of_an_agent_below_is_approved_in_the_turn_above(make: Callable
     below = Agent("assistant", "You help.", [refund, order])
     above = Agent("desk", "You ask.", [agent_tool(below, name="ask")])
     first = Scripted(calls(("ask", {"task": "Refund it."})))
-    asking = replace(shop.runtime, agents=Agents([above]), models=lambda _: first, calls=Broker())  # type: ignore[arg-type, return-value]
+    asking = replace(shop.runtime, agents=Agents([above]), models=lambda _: first, calls=Broker())
     turn_id = Shop(shop.client, asking).wait("ana")
     get = partial(shop.client.get, f"/v1/turns/{turn_id}", headers=_as("ana"))
     child = get().json()["children"][0]["turn_id"]
