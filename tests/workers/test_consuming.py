@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from celery import Celery
 from celery.exceptions import CPendingDeprecationWarning
 from kombu import Connection, Exchange, Queue
 from kombu import Consumer as Listener
+from kombu.exceptions import OperationalError
 
 from perdure.servers import redis
 from perdure.workers.consumer import malformed
@@ -53,6 +55,21 @@ def test_a_waiting_channel_is_closed_completely_after_its_server_died(tmp_path: 
         assert channel.closed
     with redis.start(tmp_path / "redis"):
         taken[0].ack()  # a task that ends after the restart still acknowledges its message
+
+
+def test_a_worker_is_soon_back_after_a_long_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long the broker was unavailable, the worker tries again within 5 s. kombu's pauses grow to 30 s."""
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda _: None)
+    app = Celery("test", broker="redis://127.0.0.1:1", set_as_current=False)
+    app.conf.update(broker_connection_retry_on_startup=True, broker_connection_max_retries=20)
+    consumer = Consumer.__new__(Consumer)
+    consumer.__dict__.update(app=app, first_connection_attempt=True, broker_connection_retry_attempt=0)
+    with pytest.raises(OperationalError, match="refused"):
+        consumer.ensure_connected(app.connection_for_read())
+    pauses = [float(found) for found in re.findall(r"Trying again in ([\d.]+) seconds", caplog.text)]
+    assert (len(pauses), pauses[0], max(pauses)) == (20, 2, 5)
 
 
 class Broker:

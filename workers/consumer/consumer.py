@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from celery.concurrency.thread import TaskPool
@@ -34,6 +35,10 @@ another application, they belong to that application."""
 _AHEAD = 8
 """On RabbitMQ, the prefetch count is the limit of `ingress` plus this number. The number is high enough to save round
 trips, and low enough that few messages return to the broker when a queue has no room."""
+
+_RECONNECT_S = 5.0
+"""The longest pause between two attempts to reach the broker. `/readyz` is 200 as soon as the broker is back, and a
+message should not wait for a worker that tries again half a minute later."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no types
@@ -196,6 +201,11 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
         channel = self.task_consumer.channel
         if isinstance(channel, redis.Channel):
             hub.call_repeatedly(broken_keys.CHECK_S, self._check_keys, channel)
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect, and try again at least every `_RECONNECT_S` seconds. kombu's own pauses grow to 30 s."""
+        conn.ensure_connection = partial(conn.ensure_connection, interval_max=_RECONNECT_S)
+        return super().ensure_connected(conn)
 
     def _check_keys(self, channel: Any) -> list[str]:
         """Rename broken keys, and consume only queues whose keys no other program uses; returns the former names."""
