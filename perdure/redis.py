@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from perdure.network.tls import normalised
+from perdure.network.tls import remedy as tls_remedy
 
 _TIMEOUT_S = 1.0
 _CONNECTIONS = 10_000  # a thread uses one connection, for the duration of one command
@@ -44,7 +45,7 @@ def where(url: str) -> str:
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:
+def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> str:  # noqa: PLR0911 (one for each error)
     """One sentence that names a remedy for `error`.
 
     Returns `otherwise` if the server sent an error for which this function has no remedy.
@@ -58,7 +59,9 @@ def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> st
             return "PERDURE_REDIS_URL must carry a user and password that may write."
         case redis.ResponseError():
             return otherwise
-        case redis.ConnectionError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return "ssl_ca_certs in PERDURE_REDIS_URL must name the server's authority, and the URL the server's host."
+        case redis.BusyLoadingError():
+            return "Wait until it has loaded its data."
+        case redis.ConnectionError() if "max number of clients" in str(error):
+            return "Raise Redis's maxclients."
         case _:
-            return "Start it, or set PERDURE_REDIS_URL to one that runs."
+            return tls_remedy(error, "PERDURE_REDIS_URL") or "Start it, or set PERDURE_REDIS_URL to one that runs."

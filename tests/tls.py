@@ -34,17 +34,17 @@ class Authority:
         self.file = directory / f"{name}.pem"
         self.file.write_bytes(self._sign(self._key, name).public_bytes(serialization.Encoding.PEM))
 
-    def server(self, host: str = "localhost") -> ssl.SSLContext:
+    def server(self, host: str = "localhost", *, valid_days: float = 1) -> ssl.SSLContext:
         """The TLS context of a server with a certificate for `host`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self.issue(host))
+        context.load_cert_chain(*self.issue(host, valid_days=valid_days))
         return context
 
-    def issue(self, host: str) -> tuple[Path, Path]:
-        """The files of a new certificate for `host`, and of its key."""
+    def issue(self, host: str, *, valid_days: float = 1) -> tuple[Path, Path]:
+        """The files of a new certificate for `host`, and of its key. With negative `valid_days`, it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate, secret = (self._directory / f"{self._name}-{host}.{suffix}" for suffix in ("crt", "key"))
-        certificate.write_bytes(self._sign(key, host).public_bytes(serialization.Encoding.PEM))
+        certificate.write_bytes(self._sign(key, host, valid_days).public_bytes(serialization.Encoding.PEM))
         secret.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -52,7 +52,7 @@ class Authority:
         )
         return certificate, secret
 
-    def _sign(self, key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate:
+    def _sign(self, key: ec.EllipticCurvePrivateKey, name: str, valid_days: float = 1) -> x509.Certificate:
         is_authority = key is self._key
         now = dt.datetime.now(dt.UTC)
         builder = (
@@ -62,7 +62,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=valid_days))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)

@@ -160,8 +160,8 @@ def control() -> Iterator[Callable[[str, float], dict[str, Any]]]:
 
 
 @contextmanager
-def broker(settings: Settings) -> Iterator[Callable[[], bool] | None]:
-    """A function that returns whether the broker can be reached; `None` if the broker's address is unknown."""
+def broker(settings: Settings) -> Iterator[CeleryWaker | None]:
+    """What connects to the broker; `None` if the broker's address is unknown."""
     from perdure.assembly import addresses
     from perdure.workers.publish.wake import CeleryWaker
 
@@ -171,7 +171,7 @@ def broker(settings: Settings) -> Iterator[Callable[[], bool] | None]:
         yield None
         return
     try:
-        yield waker.reachable
+        yield waker
     finally:
         waker.close()
 

@@ -104,8 +104,17 @@ _RESERVED = 2
 
 _BUSY = "The database is busy; please try again."
 _UNREACHABLE = "The database cannot be reached; please try again."
-_OF_A_POOLER = "unsupported startup parameter"
-_BEHIND_A_POOLER = "PgBouncer refuses the settings of a connection: set PERDURE_DATABASE_PREPARE=false"
+_HINTS = {
+    "unsupported startup parameter": (
+        "PgBouncer refuses the settings of a connection: set PERDURE_DATABASE_PREPARE=false"
+    ),
+    "certificate verify failed": (
+        "sslrootcert in PERDURE_DATABASE_URL must name the server's authority, and the server's certificate be valid"
+    ),
+    "requires a valid client certificate": "PERDURE_DATABASE_URL must name it with sslcert and sslkey",
+}
+"""What the driver's errors of connections do not say, by a part of their text."""
+
 _REFUSED = {
     "40": _BUSY,
     "53": "The database lacks disk space, memory or connections; please try again.",
@@ -475,7 +484,8 @@ def mapped_errors() -> Iterator[None]:
 def _unreachable(error: BaseException | None) -> Unavailable:
     """`Unavailable` with the first line of the driver's error, which is about the connection and has no values."""
     reason = first_line(str(error))
-    return Unavailable(_UNREACHABLE, reason=f"{reason}. {_BEHIND_A_POOLER}" if _OF_A_POOLER in reason else reason)
+    hint = next((f". {hint}" for part, hint in _HINTS.items() if part in reason), "")
+    return Unavailable(_UNREACHABLE, reason=f"{reason}{hint}")
 
 
 def was_refused(error: Unavailable | DBAPIError) -> bool:

@@ -6,6 +6,7 @@ option requests it. perdure normalises each URL once, when it reads the settings
 - `normalised` spells the options of `rediss://` and `amqps://` in the way that all of these libraries accept. The
   server's certificate and host name are verified, unless the URL requests otherwise.
 - `divided` separates the options from the URL, for Celery's settings `broker_use_ssl` and `redis_backend_use_ssl`.
+- `remedy` suggests a remedy for an error of TLS.
 - `check_postgresql` checks `sslmode`, whose meaning is PostgreSQL's own.
 """
 
@@ -113,6 +114,24 @@ def unverified(url: str) -> str | None:
     if options.get("ssl_cert_reqs") == "none":
         return "ssl_cert_reqs is none"
     return "ssl_check_hostname is false" if options.get("ssl_check_hostname") == "false" else None
+
+
+def remedy(error: BaseException, variable: str) -> str | None:
+    """One sentence that names a remedy for an error of a `rediss://` or `amqps://` connection, whose URL is `variable`.
+
+    `None` if the error is not one of TLS.
+    """
+    text = str(error)
+    if "certificate has expired" in text or "certificate is not yet valid" in text:
+        return "Renew the server's certificate, or correct the clock of this machine."
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"ssl_ca_certs in {variable} must name the server's authority, and the URL the server's host."
+    if "_ALERT_" in text or "EOF occurred in violation of protocol" in text:
+        return (
+            f"The server ended the TLS connection: ssl_certfile and ssl_keyfile in {variable} must name a certificate "
+            "that it accepts, and its port must be one for TLS."
+        )
+    return None
 
 
 def check_postgresql(query: Mapping[str, Any]) -> None:

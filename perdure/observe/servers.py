@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from perdure.network.tls import normalised, split
+from perdure.network.tls import remedy as tls_remedy
 from perdure.redis import connect, remedy
 
 _PROBE_S = 60
@@ -73,8 +74,9 @@ class RedisServer:
             return f"{title} is read-only: it is a replica."
         except redis.ResponseError as error:
             return f"{title} refuses writes. {remedy(error)}"
-        except redis.RedisError:
-            return f"{title} cannot be reached."
+        except redis.RedisError as error:
+            fix = tls_remedy(error, f"PERDURE_{self.name.upper()}_URL")
+            return f"{title} cannot be reached. {fix}" if fix else f"{title} cannot be reached."
         return None
 
     def read(self) -> RedisState:

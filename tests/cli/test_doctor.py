@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from amqp.exceptions import AccessRefused, NotAllowed  # type: ignore[import-untyped]  # amqp carries no types
+from pydantic import SecretStr
 from redis import Redis
 from sqlalchemy.engine import make_url
 
 from perdure.application.dangers import application, dangers
+from perdure.cli.inspect import server_settings
 from perdure.errors import Unavailable
 from perdure.redis import client_url, connect
 from perdure.servers import redis
+from perdure.settings import Settings
+from perdure.workers.publish.wake import CeleryWaker
 from tests.cli.conftest import Environment, Perdure
 from tests.databases import Databases
 
@@ -105,6 +110,25 @@ def test_a_broker_that_is_down_is_unavailable(
     assert said in ended.stderr
     assert "PERDURE_BROKER_URL" in ended.stderr
     assert "hidden" not in ended.stderr
+
+
+@pytest.mark.parametrize("error", [AccessRefused(), NotAllowed()], ids=lambda error: type(error).__name__)
+def test_a_rabbitmq_that_refuses_the_user_is_not_to_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str, error: Exception
+) -> None:
+    """RabbitMQ runs if it refuses a password, or knows no such virtual host."""
+    settings = Settings(
+        _env_file=None,
+        data_dir=tmp_path,
+        redis_url=SecretStr(redis_url),
+        broker_url=SecretStr("amqp://a:b@localhost/c"),
+    )
+    monkeypatch.setattr(CeleryWaker, "failure", lambda _: error)
+    with pytest.raises(Unavailable) as raised:
+        list(server_settings._redis_servers(settings))
+    said = "PERDURE_BROKER_URL must have a user, a password and a virtual host that RabbitMQ accepts."
+    assert raised.value.message == f"The broker cannot be reached. {said}"
+    assert raised.value.reason.startswith(type(error).__name__)
 
 
 def test_a_standby_of_the_broker_may_be_down(

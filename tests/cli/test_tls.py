@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,49 @@ def test_a_submission_is_awaited_over_tls(
         process.terminate()
         process.join(_PATIENCE_S)
     assert process.exitcode == 0
+
+
+def expired(authority: Authority) -> ssl.SSLContext:
+    """A server whose certificate has expired."""
+    return authority.server(valid_days=-0.5)
+
+
+def unknown(authority: Authority) -> ssl.SSLContext:
+    """A server of another authority."""
+    return Authority(authority.file.parent, "unknown").server()
+
+
+def closed(authority: Authority) -> ssl.SSLContext:
+    """A server that requires a certificate of its clients."""
+    context = authority.server()
+    context.load_verify_locations(authority.file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # refuses within the handshake
+    return context
+
+
+FAILURES: dict[str, tuple[Callable[[Authority], ssl.SSLContext], list[str]]] = {
+    "expired": (expired, ["has expired", "Renew the server's certificate"]),
+    "unknown": (unknown, ["certificate verify failed", "ssl_ca_certs in {variable} must name the server's authority"]),
+    "closed": (closed, ["ssl_certfile and ssl_keyfile in {variable} must name a certificate that it accepts"]),
+}
+
+
+@pytest.mark.parametrize("variable", ["PERDURE_REDIS_URL", "PERDURE_BROKER_URL"])
+@pytest.mark.parametrize("cause", FAILURES)
+def test_doctor_names_the_cause_of_a_failure_of_tls(
+    perdure: Perdure, environment: Environment, authority: Authority, variable: str, cause: str
+) -> None:
+    """The server runs, so the message names what the handshake failed on, and the option that helps."""
+    make, said = FAILURES[cause]
+    with proxy(make(authority)) as server:
+        scheme = "rediss" if variable == "PERDURE_REDIS_URL" else "amqps"
+        url = f"{scheme}://user:hidden@localhost:{server.port}?ssl_ca_certs={authority.file}"
+        ended = perdure("doctor", env={**environment, variable: url})
+    assert ended.returncode == 3
+    for each in said:
+        assert each.format(variable=variable) in ended.stderr
+    assert "hidden" not in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["worker", "gateway", "beat", "flower", "doctor", "send hi", "breakers list"])

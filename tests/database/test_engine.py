@@ -13,7 +13,7 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-from perdure.database.engine import Database, Statement, as_json
+from perdure.database.engine import Database, Statement, as_json, mapped_errors
 from perdure.errors import Unavailable, loggable
 
 PATIENCE_S = 20.0
@@ -414,3 +414,18 @@ def test_json_for_the_database_is_strict() -> None:
     assert as_json({"ü": [1, None]}) == '{"ü":[1,null]}'
     with pytest.raises(ValueError, match="JSON"):
         as_json({"n": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SSL error: certificate verify failed", "sslrootcert in PERDURE_DATABASE_URL must name"),
+        ("FATAL:  connection requires a valid client certificate", "must name it with sslcert and sslkey"),
+    ],
+)
+def test_a_connection_that_fails_on_a_certificate_names_the_option(text: str, said: str) -> None:
+    """The driver does not say which certificate it means, and PostgreSQL not where to name one."""
+    with pytest.raises(Unavailable) as raised, mapped_errors():
+        raise psycopg2.OperationalError(text)
+    assert raised.value.reason.startswith(f"{text}. ")
+    assert said in raised.value.reason

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from perdure.redis import connect
+import pytest
+import redis
+
+from perdure.redis import connect, remedy
 
 
 def test_each_thread_of_a_large_worker_has_a_connection(redis_url: str) -> None:
@@ -14,3 +17,20 @@ def test_each_thread_of_a_large_worker_has_a_connection(redis_url: str) -> None:
         answers = list(pool.map(lambda _: client.blpop("an empty list", 0.5), range(threads)))
 
     assert answers == [None] * threads
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), "Wait until it has loaded its data."),
+        (redis.ConnectionError("max number of clients reached"), "Raise Redis's maxclients."),
+        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), "Start it, or set"),
+        (
+            redis.ReadOnlyError("You can't write against a read only replica."),
+            "PERDURE_REDIS_URL must name the primary",
+        ),
+    ],
+)
+def test_an_error_has_its_own_remedy(error: redis.RedisError, said: str) -> None:
+    """A server that runs is not to be started."""
+    assert remedy(error).startswith(said)

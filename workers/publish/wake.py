@@ -177,6 +177,13 @@ class CeleryWaker:
 
         False, too, while RabbitMQ blocks the connection on which this process has published last.
         """
+        error = self.failure()
+        if error is not None:
+            log.debug("the broker cannot be reached: %s", loggable(error))
+        return error is None
+
+    def failure(self) -> Exception | None:
+        """Connect to the broker; returns why the connection fails, or `None`. See `reachable`."""
         try:
             with self._app.connection_for_write() as connection:
                 tries = max(len(connection.alt), 1)  # each server of several
@@ -186,9 +193,8 @@ class CeleryWaker:
                 with publishing(self._app, PAUSE_S):
                     pass
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
-            log.debug("the broker cannot be reached: %s", loggable(error))
-            return False
-        return True
+            return error
+        return None
 
     def close(self) -> None:
         self._app.close()

@@ -13,7 +13,8 @@ from perdure.cli import connecting
 from perdure.database import serverlog
 from perdure.database.compatibility import ENCODING
 from perdure.database.engine import Database, Statement
-from perdure.errors import Unavailable
+from perdure.errors import Unavailable, loggable
+from perdure.network import tls
 from perdure.network.tls import split, unverified
 from perdure.observe.disks import disk_states
 from perdure.observe.queries import SEES_TRANSACTIONS, WRITABLE
@@ -21,6 +22,7 @@ from perdure.observe.servers import NEARLY_FULL, RedisServer, redis_urls
 from perdure.redis import connect, remedy, where
 from perdure.servers.redis import is_of
 from perdure.settings import Settings
+from perdure.text.untrusted import first_line
 
 _CHECKED = Statement(
     "doctor.settings",
@@ -33,6 +35,10 @@ _CHECKED = Statement(
 
 
 _SIZE = Statement("doctor.size", "SELECT pg_database_size(current_database()) AS size_bytes", writes=False)
+
+_BROKER = "PERDURE_BROKER_URL"
+_OF_RABBITMQ = (403, 530)
+"""Codes of AMQP: the user or the password is wrong; the virtual host does not exist, or is not the user's."""
 
 _OF_REDIS = ("maxmemory-policy", "appendonly", "slowlog-log-slower-than")
 
@@ -125,9 +131,12 @@ def _redis_servers(settings: Settings) -> Iterator[Finding]:
     if failed and len(failed) == len(split(broker_url or "")):
         raise failed[0]
     if broker_url is not None and not broker_url.startswith("redis"):
-        with connecting.broker(settings) as reachable:
-            if reachable is not None and not reachable():
-                raise Unavailable("The broker cannot be reached. Start it, or set PERDURE_BROKER_URL to one that runs.")
+        with connecting.broker(settings) as waker:
+            if waker is not None and (failure := waker.failure()) is not None:
+                fix = tls.remedy(failure, _BROKER) or f"Start it, or set {_BROKER} to one that runs."
+                if getattr(failure, "code", None) in _OF_RABBITMQ:
+                    fix = f"{_BROKER} must have a user, a password and a virtual host that RabbitMQ accepts."
+                raise Unavailable(f"The broker cannot be reached. {fix}", reason=loggable(failure)) from failure
 
 
 def _redis(settings: Settings, url: str, variable: str) -> Iterator[Finding]:
@@ -138,7 +147,7 @@ def _redis(settings: Settings, url: str, variable: str) -> Iterator[Finding]:
             client.ping()
         except redis.RedisError as error:
             fix = remedy(error).replace("PERDURE_REDIS_URL", variable)
-            raise Unavailable(f"{name} cannot be reached. {fix}") from error
+            raise Unavailable(f"{name} cannot be reached. {fix}", reason=first_line(str(error))) from error
         configured: dict[str, str] = {}
         try:
             for setting in _OF_REDIS:  # Redis 6 accepts one name per command

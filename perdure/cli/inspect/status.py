@@ -62,7 +62,7 @@ def _source() -> Iterator[tuple[Source, list[Fault], Callable[[], list[dict[str,
     from perdure.turns.budgets import spent_today
     from perdure.workers.observed import observed
 
-    with connecting.opened() as (settings, database), connecting.broker(settings) as broker_reachable:
+    with connecting.opened() as (settings, database), connecting.broker(settings) as waker:
         clock, missing, redis_url = SystemClock(), [], None
         try:
             redis_url = redis_address(settings)
@@ -77,7 +77,7 @@ def _source() -> Iterator[tuple[Source, list[Fault], Callable[[], list[dict[str,
             breakers=breakers,
             redis_url=redis_url,
             broker_url=broker_url,
-            broker_reachable=broker_reachable,
+            broker_reachable=None if waker is None else waker.reachable,
         )
         try:
             yield source, missing, lambda: spent_today(database, settings, _SHOWN)
