@@ -9,6 +9,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 import redis
+from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -55,8 +56,10 @@ def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> st
             return "Raise Redis's maxmemory, or free memory in it."
         case redis.ReadOnlyError():
             return "PERDURE_REDIS_URL must name the primary server, not a replica."
-        case redis.AuthenticationError() | redis.exceptions.NoPermissionError():
+        case redis.AuthenticationError() | exceptions.NoPermissionError():
             return "PERDURE_REDIS_URL must carry a user and password that may write."
+        case exceptions.MovedError() | exceptions.ClusterCrossSlotError() | exceptions.ClusterDownError():
+            return "It runs in cluster mode: PERDURE_REDIS_URL must name a Redis with cluster-enabled no."
         case redis.ResponseError():
             return otherwise
         case redis.BusyLoadingError():

@@ -112,6 +112,14 @@ def test_a_broker_that_is_down_is_unavailable(
     assert "hidden" not in ended.stderr
 
 
+def test_a_redis_cluster_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str) -> None:
+    """A node of a cluster answers PING, and refuses most of Celery's commands. The embedded Redis cannot be one."""
+    settings = Settings(_env_file=None, data_dir=tmp_path, redis_url=SecretStr(redis_url))
+    monkeypatch.setattr(Redis, "config_get", lambda _, name: {name: "yes"} if name == "cluster-enabled" else {})
+    found = {each.setting: each.fix for each in server_settings._redis_servers(settings)}
+    assert found["cluster-enabled is yes"] == "Use a Redis with cluster-enabled no."
+
+
 @pytest.mark.parametrize("error", [AccessRefused(), NotAllowed()], ids=lambda error: type(error).__name__)
 def test_a_rabbitmq_that_refuses_the_user_is_not_to_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str, error: Exception

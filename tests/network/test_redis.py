@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from redis import exceptions
 
 from perdure.redis import connect, remedy
 
@@ -22,6 +23,8 @@ def test_each_thread_of_a_large_worker_has_a_connection(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (exceptions.ClusterCrossSlotError("Keys in request don't hash to the same slot"), "It runs in cluster mode"),
+        (exceptions.MovedError("3999 127.0.0.1:6381"), "It runs in cluster mode"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "Wait until it has loaded its data."),
         (redis.ConnectionError("max number of clients reached"), "Raise Redis's maxclients."),
         (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), "Start it, or set"),

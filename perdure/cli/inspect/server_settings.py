@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import redis
@@ -40,7 +40,7 @@ _BROKER = "PERDURE_BROKER_URL"
 _OF_RABBITMQ = (403, 530)
 """Codes of AMQP: the user or the password is wrong; the virtual host does not exist, or is not the user's."""
 
-_OF_REDIS = ("maxmemory-policy", "appendonly", "slowlog-log-slower-than")
+_OF_REDIS = ("cluster-enabled", "maxmemory-policy", "appendonly", "slowlog-log-slower-than")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,19 @@ def _redis(settings: Settings, url: str, variable: str) -> Iterator[Finding]:
             typer.echo(f"perdure: the settings of {name} were not checked: {error}", err=True)
     if (full := _fill(url, settings)) is not None:
         yield Finding(name, full, "a full Redis refuses wake-ups, and no turn runs", "Raise maxmemory, or free memory.")
+    yield from _dangerous(name, configured, embedded=is_of(settings.data_dir / "redis", url))
+
+
+def _dangerous(name: str, configured: Mapping[str, str], *, embedded: bool) -> Iterator[Finding]:
+    """What is dangerous among the settings that the Redis `name` has shown."""
+    if configured.get("cluster-enabled") == "yes":
+        risk = "it refuses Celery's commands, which use keys of several slots, and no turn is woken"
+        yield Finding(name, "cluster-enabled is yes", risk, "Use a Redis with cluster-enabled no.")
     policy = configured.get("maxmemory-policy")
     if policy not in (None, "noeviction"):
         risk = "a full Redis evicts wake-ups, and turns wait for the sweeper"
         yield Finding(name, f"maxmemory-policy is {policy}", risk, "Set maxmemory-policy noeviction.")
-    if configured.get("appendonly") == "yes" and not is_of(settings.data_dir / "redis", url):
+    if configured.get("appendonly") == "yes" and not embedded:
         risk = "the append-only file keeps an erased user's data until Redis rewrites it"
         yield Finding(name, "appendonly is yes", risk, "Run BGREWRITEAOF after an erasure, or set appendonly no.")
     slower = configured.get("slowlog-log-slower-than")
