@@ -125,7 +125,7 @@ class OtelTraces(Traces):
         self, turn_id: UUID, traceparent: str | None, *, step: int | None = None, effect_id: UUID | None = None
     ) -> Iterator[None]:
         """See `Traces.calling`."""
-        span_id = _chat_span_id(turn_id, step or 0) if effect_id is None else _own_span_id(effect_id)
+        span_id = _chat_span_id(turn_id, step or 0) if effect_id is None else _call_span_id(effect_id)
         parent = _parent(turn_id, traceparent)
         with _current(
             NonRecordingSpan(SpanContext(parent.trace_id, span_id, is_remote=False, trace_flags=parent.trace_flags))
@@ -241,7 +241,7 @@ class OtelTraces(Traces):
             "perdure.steps": turn.steps,
         }
         above = contexts.Context() if turn.traceparent is None else trace.set_span_in_context(NonRecordingSpan(parent))
-        with self._ids.given(_own_span_id(turn_id), parent.trace_id):
+        with self._ids.given(_turn_span_id(turn_id), parent.trace_id):
             span = self._tracer.start_span(
                 f"invoke_agent {turn.agent}",
                 above,
@@ -303,7 +303,7 @@ class OtelTraces(Traces):
             "perdure.status": effect.status,
             "perdure.waits_for": effect.waits_for,
         }
-        with self._ids.given(_own_span_id(effect.effect_id), effect.effect_id.int):
+        with self._ids.given(_call_span_id(effect.effect_id), effect.effect_id.int):
             span = self._tracer.start_span(
                 f"execute_tool {effect.tool}", within, SpanKind.INTERNAL, _set(attributes),
                 start_time=_ns(effect.intended_at),
@@ -362,12 +362,17 @@ def _parent(turn_id: UUID, traceparent: str | None) -> SpanContext:
         found = trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent})).get_span_context()
         if found.is_valid:
             return found
-    return SpanContext(turn_id.int, _own_span_id(turn_id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    return SpanContext(turn_id.int, _turn_span_id(turn_id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-def _own_span_id(identifier: UUID) -> int:
-    """The span of a turn or of a call: the last 8 bytes of its id, which are random. SQL computes the same."""
-    return int.from_bytes(identifier.bytes[8:])
+def _call_span_id(effect_id: UUID) -> int:
+    """The span of a call: the last 8 bytes of its id, which are random. SQL computes the same."""
+    return int.from_bytes(effect_id.bytes[8:])
+
+
+def _turn_span_id(turn_id: UUID) -> int:
+    """The span of a turn. Another agent's turn has the id of the call that it answers, which has a span of its own."""
+    return _span_id(turn_id, "invoke_agent")
 
 
 def _chat_span_id(turn_id: UUID, step: int) -> int:

@@ -239,18 +239,26 @@ def test_a_celery_tools_task_has_the_span_of_its_call(harness: Harness, traces: 
     assert set(_spans(traces, kept)) == {"accept"}, "the turn is not settled"
 
 
-def test_an_agent_that_is_asked_is_in_the_callers_trace(harness: Harness, traces: OtelTraces, kept: Kept) -> None:
-    """Its turn is below the call, whose span is exported by another process and later."""
+@pytest.mark.parametrize("accept_is_traced", [True, False])
+def test_an_agent_that_is_asked_is_in_the_callers_trace(
+    harness: Harness, traces: OtelTraces, kept: Kept, *, accept_is_traced: bool
+) -> None:
+    """Its turn is below the call, whose span is exported by another process and later. Both have the same id."""
     harness.calls = Broker()
     research = agent_tool(Agent("searcher", "You search."), name="research", timeout_s=600)
     harness.agents = Agents([Agent("writer", "You write.", [research])])
     harness.script(calls(("research", {"task": "When?"})), says("753 BC."), says("It is old."))
-    turn = harness.ask()
+    harness.traces = traces if accept_is_traced else OFF
+    sent = harness.send()
+    harness.traces = traces
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
     harness.run(UUID(turn["children"][0]["turn_id"]))  # also its session's id
     harness.run(UUID(turn["session_id"]))
     assert harness.turn(UUID(turn["turn_id"]))["status"] == "done"
     traces.close()
     names = {each.context.span_id: each.name for each in kept.spans}
+    assert len(names) == len(kept.spans), "spans share an id"
     assert {each.context.trace_id for each in kept.spans} == {UUID(turn["turn_id"]).int}
     above = {each.name: names[each.parent.span_id] for each in kept.spans if each.parent is not None}
     assert above["invoke_agent searcher"] == "execute_tool research"

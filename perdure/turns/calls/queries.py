@@ -619,8 +619,9 @@ DELEGATE = Statement(
         INSERT INTO turns (turn_id, session_id, seq, user_id, agent, channel, priority, metadata, status, traceparent,
                            accepted_at)
         SELECT session_id, session_id, 1, user_id, %(agent)s, channel, priority, metadata, 'accepted',
-               -- the span of the call, as `observe.otel` computes it
-               left(traceparent, 36) || right(replace(session_id::text, '-', ''), 16) || right(traceparent, 3),
+               -- the span of the call, as `observe.otel` computes it; an accept that was not traced left none above it
+               coalesce(left(traceparent, 36), '00-' || replace(%(turn_id)s::uuid::text, '-', '') || '-')
+               || right(replace(session_id::text, '-', ''), 16) || coalesce(right(traceparent, 3), '-01'),
                perdure_now()
         FROM opened, asking
     ), input AS (
