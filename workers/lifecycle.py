@@ -35,6 +35,7 @@ from perdure.channels.services.replies import ChatCarrier, read_file
 from perdure.clock import SystemClock
 from perdure.errors import loggable
 from perdure.network.queues import QUEUES
+from perdure.observe.exposition import called_models
 from perdure.observe.measures import Measures, Server
 from perdure.observe.presence import RELEASE, WORKER, Presence
 from perdure.runtime import Runtime
@@ -48,7 +49,7 @@ from perdure.turns.calls import awaited
 from perdure.turns.cancel import cancel
 from perdure.turns.outbox import Carrier, note_sent
 from perdure.turns.run.loop import Runner
-from perdure.turns.sweep import sweep
+from perdure.turns.sweep import DUTIES, sweep
 from perdure.workers import logs, upkeep
 from perdure.workers.consumer import pause
 from perdure.workers.embedder import Embedding
@@ -67,6 +68,10 @@ log = logging.getLogger(__name__)
 
 _NEW_OBJECTS = 10_000
 """The number of new objects that start a garbage collection. Python's default, 700, is less than one turn makes."""
+
+
+_DUTIES = ("intake", "sweep", *DUTIES, "schedule slots", "embedding", "running tasks", *upkeep.UPKEEP)
+"""The names of all duties of a worker that are counted."""
 
 
 class Lifecycle:
@@ -196,6 +201,9 @@ class Lifecycle:
             "threads_leaked": lambda: process.runtime.leaks.count,
             "children_running": lambda: self._isolation.running,
         }
+        agents = process.runtime.agents
+        models = called_models(self._settings, agents, summaries=True)
+        self._measures.expect({agent.name for agent in agents}, models, _DUTIES)
         try:
             server = self._measures.serve(settings.worker_address, settings.worker_port, RELEASE, gauges)
         except OSError as error:

@@ -13,7 +13,7 @@ from functools import partial
 
 from perdure.casebank.search import build_indexes as build_case_indexes
 from perdure.memory.embedding import build_indexes as build_memory_indexes
-from perdure.resilience.duties import Duties
+from perdure.resilience.duties import NOT_DUE, Duties
 from perdure.runtime import Runtime
 from perdure.sessions.running_summary import summarise_due
 from perdure.turns.queries import TAKE_SWEEP
@@ -66,11 +66,12 @@ def start(runtime: Runtime, stopping: threading.Event) -> None:
         ).start()
 
 
-def take_round(runtime: Runtime, name: str, go_on: Callable[[], bool] = lambda: True) -> None:
-    """Run the duty `name` if its next round is due and no other worker has taken it."""
+def take_round(runtime: Runtime, name: str, go_on: Callable[[], bool] = lambda: True) -> object:
+    """Run the duty `name` if its next round is due and no other worker has taken it; returns `NOT_DUE` otherwise."""
     upkeep = UPKEEP[name]
     if runtime.database.run(TAKE_SWEEP, {"name": name, "every_s": upkeep.every * runtime.settings.turn.sweep_s}):
-        upkeep.work(runtime, go_on)
+        return upkeep.work(runtime, go_on)
+    return NOT_DUE
 
 
 def _run(name: str, runtime: Runtime, stopping: threading.Event) -> None:

@@ -11,7 +11,7 @@ a child has done counts, unless the child is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 from perdure.clock import Clock
+from perdure.errors import Abandoned, PerdureError, TurnCancelled
 from perdure.models.prices import cost
 from perdure.models.protocol import Usage
 from perdure.settings import Settings
@@ -34,6 +35,9 @@ _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 3_600
 
 REASONS = ("shutdown", "approval", "calls", "model", "unequipped", "failed_attempt", "snapshot")
 """Why a turn is left to a later worker."""
+
+ANSWERED, ABORTED = "answered", "aborted"
+"""The outcomes of model calls that are no error. A call is aborted if, for example, its turn is cancelled or parked."""
 
 OTHER = "other"
 """The label of a name that the process does not know."""
@@ -96,6 +100,20 @@ class Measures:
         for reason in REASONS:
             self._left.labels(reason)
 
+    def expect(self, agents: Collection[str], models: Collection[str], duties: Collection[str]) -> None:
+        """Begin the series of these names at 0: Prometheus counts no increase to the first value of a series."""
+        codes = error_codes()
+        cancelled = TurnCancelled.code
+        outcomes = [("done", ""), ("cancelled", cancelled), *(("failed", code) for code in codes - {cancelled})]
+        for agent, (status, code) in product(agents, outcomes):
+            self._settled.labels(agent, status, code)
+        for model, outcome in product(models, (ANSWERED, ABORTED, *codes)):
+            self._model_calls.labels(model, outcome)
+        for model, kind in product(models, ("input", "output", "cached")):
+            self._tokens.labels(model, kind)
+        for duty, outcome in product(duties, ("succeeded", "failed")):
+            self._duties.labels(duty, outcome)
+
     def stage(self, stage: Stage, seconds: float) -> None:
         """A stage took `seconds`."""
         self._note("stage", stage, seconds)
@@ -134,7 +152,7 @@ class Measures:
         self._lost.inc()
 
     def model_call(self, model: str, outcome: str) -> None:
-        """A model was called, with its retries: `answered`, or the code of the error."""
+        """A model was called, with its retries: `answered`, `aborted` by the engine, or the code of the error."""
         self._note("model_call", model, outcome)
         self._model_calls.labels(model, outcome).inc()
 
@@ -151,7 +169,7 @@ class Measures:
     ) -> None:
         """A model was called: it answered, with `usage`, or `error` was raised."""
         self.stage("model", seconds)
-        self.model_call(model, "answered" if error is None else getattr(error, "code", "UNKNOWN"))
+        self.model_call(model, _outcome(error))
         if usage is not None:
             price = cost(model, usage, settings)
             tokens = {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens or 0}
@@ -200,6 +218,20 @@ class Measures:
     def _note(self, name: str, *arguments: Any) -> None:
         if self._journal is not None:
             self._journal.append((name, list(arguments)))
+
+
+def error_codes() -> frozenset[str]:
+    """The codes of all errors that this process knows."""
+    tree: list[type[PerdureError]] = [PerdureError]
+    for error in tree:
+        tree += error.__subclasses__()
+    return frozenset(error.code for error in tree)
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return ANSWERED
+    return ABORTED if isinstance(error, Abandoned) else getattr(error, "code", PerdureError.code)
 
 
 class Server:

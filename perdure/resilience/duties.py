@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 60.0
 
+NOT_DUE = object()
+"""What a duty returns if another process has taken its round, which is neither a success nor a failure."""
+
 _Result = TypeVar("_Result")
 
 
@@ -41,7 +44,7 @@ class Duties:
         *,
         observe: Callable[[str, str], None] = lambda _name, _outcome: None,
     ) -> None:
-        """`observe` is called after each round, with the duty's name and `succeeded` or `failed`."""
+        """`observe` is called after each round that was due, with the duty's name and `succeeded` or `failed`."""
         self._clock = clock
         self._observe = observe
         self._first_pause_s = first_pause_s
@@ -51,7 +54,8 @@ class Duties:
     def run(self, name: str, work: Callable[[], _Result]) -> _Result | None:
         """Run the duty `name`, unless it pauses; returns its result, or `None` if it pauses or fails. Never raises.
 
-        Each failure is one line in the log. The first of several consecutive unexpected failures has a traceback.
+        A round that was `NOT_DUE` does not end the failures of a duty. Each failure is one line in the log. The first
+        of several consecutive unexpected failures has a traceback.
         """
         failures, paused_until = self._failures.get(name, (0, 0.0))
         if failures and self._clock.monotonic() < paused_until:
@@ -67,6 +71,8 @@ class Duties:
                 "the duty %r failed, and pauses for %g s: %s", name, pause_s, loggable(error),
                 exc_info=not failures and not isinstance(error, PerdureError),
             )  # fmt: skip
+            return None
+        if result is NOT_DUE:
             return None
         self._observe(name, "succeeded")
         if failures:

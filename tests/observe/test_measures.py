@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from perdure import tool
 from perdure.errors import ProviderError
 from perdure.models.offline import OfflineModel
-from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
+from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest, Usage
 from perdure.models.resilient import ObservedModel
 from perdure.observe.measures import Measures
 from perdure.settings import Settings
@@ -20,6 +20,13 @@ from perdure.turns.lease.claim import Ran, claim
 from perdure.turns.run.loop import Runner
 from tests.turns.harness import Harness
 from tests.turns.scripted import calls
+
+_COUNTED = {
+    "perdure_turns_settled_total",
+    "perdure_model_calls_total",
+    "perdure_tokens_total",
+    "perdure_duty_runs_total",
+}
 
 
 @tool
@@ -124,6 +131,25 @@ def test_each_call_of_a_model_is_observed(harness: Harness) -> None:
     assert [(name, timed, failure) for name, timed, _, failure in shown] == [
         ("named", True, None), ("other", True, error),
     ]  # fmt: skip
+
+
+def test_series_of_known_names_begin_at_zero() -> None:
+    """Prometheus sees no increase in a series that is born with its first failure. An aborted call is no error."""
+    measures = Measures()
+    measures.expect({"assistant"}, {"offline"}, {"files"})
+    before = _read(measures)
+    measures.settled("assistant", "failed", "PROVIDER_ERROR")
+    measures.settled("assistant", "cancelled", "TURN_CANCELLED")
+    measures.model_called("offline", 1, None, CallAborted("the turn is cancelled"), Settings(_env_file=None))
+    measures.duty("files", "failed")
+    after = _read(measures)
+    grown = {name: after[name] - before.get(name, -1) for name in after if name[0] in _COUNTED}
+    assert {name: rise for name, rise in grown.items() if rise} == {
+        ("perdure_turns_settled_total", "assistant", "PROVIDER_ERROR", "failed"): 1,
+        ("perdure_turns_settled_total", "assistant", "TURN_CANCELLED", "cancelled"): 1,
+        ("perdure_model_calls_total", "offline", "aborted"): 1,
+        ("perdure_duty_runs_total", "files", "failed"): 1,
+    }
 
 
 @pytest.mark.long

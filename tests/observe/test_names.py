@@ -74,6 +74,17 @@ OUTAGE = {
 """What a gateway serves before, during and after five minutes without PostgreSQL. Workers report soon afterwards."""
 
 
+def _duty(failed: str, succeeded: str) -> dict[str, str]:
+    return {
+        f'perdure_duty_runs_total{{duty="files",outcome="{outcome}"}}': values
+        for outcome, values in (("failed", failed), ("succeeded", succeeded))
+    }
+
+
+_SLOWLY = _duty("0x40 1x40 2x80 3x160 4x240", "0x600")
+"""A duty of every ten minutes fails from the start: its pause doubles, up to an hour."""
+
+
 @pytest.mark.parametrize(
     ("alert", "series", "at", "fires"),
     [
@@ -85,6 +96,11 @@ OUTAGE = {
         ("PerdureNoWorker", {"perdure_workers_of_turns": "0x20"}, "3m", True),
         ("PerdureProcessLost", {'perdure_processes_lost{kind="worker"}': "0x4 1x20"}, "4m", True),
         ("PerdureBrokerDown", {"perdure_broker_up": "1x4 0x20"}, "3m", True),
+        ("PerdureDutyFails", _duty("0x4 1x4 2x4 3x4 4x40", "9x60"), "6m", True),
+        ("PerdureDutyFails", _SLOWLY, "50m", True),
+        ("PerdureDutyFails", _SLOWLY, "140m", True),
+        ("PerdureDutyFails", _duty("0x40 1x600", "1x80 2x40 3x40 4x400"), "25m", False),
+        ("PerdureDutyFails", _duty("0x600", "1x600"), "100m", False),
     ],
 )
 def test_an_alert_fires_for_its_own_fault_only(
@@ -92,8 +108,10 @@ def test_an_alert_fires_for_its_own_fault_only(
 ) -> None:
     """An outage of PostgreSQL is one alert: it says nothing about workers and beats, which cannot report."""
     rules = {each["alert"]: each for group in yaml.safe_load(ALERTS.read_text())["groups"] for each in group["rules"]}
-    labels = {**rules[alert]["labels"], **({"kind": "worker"} if alert == "PerdureProcessLost" else {})}
-    summary = rules[alert]["annotations"]["summary"].replace("{{ $labels.kind }}", "worker")
+    named = {"PerdureProcessLost": {"kind": "worker"}, "PerdureDutyFails": {"duty": "files"}}.get(alert, {})
+    labels, summary = {**rules[alert]["labels"], **named}, rules[alert]["annotations"]["summary"]
+    for label, value in named.items():
+        summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
     expected = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
     lines = "\n".join(f"      - {json.dumps({'series': name, 'values': values})}" for name, values in series.items())
     text = RULE_TEST.format(rules=ALERTS, series=lines, at=at, alert=alert, fires=json.dumps(expected) if fires else "")

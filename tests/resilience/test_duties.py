@@ -10,7 +10,7 @@ import pytest
 
 from perdure.clock import MovedClock
 from perdure.errors import Unavailable
-from perdure.resilience.duties import LONGEST_PAUSE_S, Duties
+from perdure.resilience.duties import LONGEST_PAUSE_S, NOT_DUE, Duties
 
 
 def _fail() -> None:
@@ -54,6 +54,22 @@ def test_the_pause_doubles_and_ends_with_a_success(clock: MovedClock) -> None:
     duties.run("it", fail)
     clock.advance(timedelta(seconds=5.1))
     assert duties.run("it", lambda: 1) == 1
+
+
+def test_a_round_of_another_process_is_no_success(clock: MovedClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A duty that failed has not succeeded again because another worker took the next round."""
+    seen = list[str]()
+    duties = Duties(clock, 5, observe=lambda _, outcome: seen.append(outcome))
+    caplog.set_level(logging.INFO)
+    for work in (_fail, lambda: NOT_DUE, _fail, lambda: NOT_DUE, lambda: None):
+        duties.run("it", work)
+        clock.advance(timedelta(seconds=11))
+    assert seen == ["failed", "failed", "succeeded"]
+    assert [each.getMessage() for each in caplog.records] == [
+        "the duty 'it' failed, and pauses for 5 s: ZeroDivisionError",
+        "the duty 'it' failed, and pauses for 10 s: ZeroDivisionError",
+        "the duty 'it' succeeded again",
+    ]
 
 
 def test_an_outage_does_not_prolong_the_pause(clock: MovedClock) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perdure.resilience.duties import NOT_DUE
 from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.workers import upkeep
@@ -62,6 +63,6 @@ def test_one_worker_takes_a_round(runtime: Runtime, monkeypatch: pytest.MonkeyPa
     ran = list[str]()
     for name in UPKEEP:
         monkeypatch.setitem(UPKEEP, name, Upkeep(1_000, partial(lambda name, *_: ran.append(name), name)))
-        for _ in range(3):
-            upkeep.take_round(replace(runtime), name)
+        found = [upkeep.take_round(replace(runtime), name) for _ in range(3)]
+        assert found == [None, NOT_DUE, NOT_DUE]
     assert ran == list(UPKEEP)

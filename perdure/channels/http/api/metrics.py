@@ -14,9 +14,7 @@ from perdure.channels.http.api.health import Lookup
 from perdure.channels.http.dependencies import TheAdministrator
 from perdure.channels.http.schemas.answer import WITH_KEY, problems
 from perdure.errors import Unavailable
-from perdure.models import endpoints
-from perdure.models.protocol import name_of
-from perdure.observe.exposition import MEDIA_TYPE, Exposition
+from perdure.observe.exposition import MEDIA_TYPE, Exposition, called_models
 from perdure.observe.readings import Latest
 from perdure.runtime import Runtime
 
@@ -35,13 +33,7 @@ def lookup(runtime: Runtime, latest: Latest) -> Lookup[bytes]:
 
 
 def _exposition(runtime: Runtime, latest: Latest) -> Exposition:
-    settings = runtime.settings
-    named = [
-        settings.model,
-        *settings.fallback_models,
-        *(agent.asked_model(settings.model) for agent in runtime.agents),
-    ]
-    models = {endpoints.canonical(name_of(each), settings) for each in named}
+    models = called_models(runtime.settings, runtime.agents)
     agents = {agent.name for agent in runtime.agents}
     return Exposition(latest, agents, models)
 
