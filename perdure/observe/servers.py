@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from perdure.errors import Unavailable
 from perdure.network.tls import normalised, split
 from perdure.network.tls import remedy as tls_remedy
 from perdure.redis import connect, remedy
@@ -46,8 +47,11 @@ class BrokerState:
 
 
 def broker_state(reachable: Callable[[], bool]) -> BrokerState:
-    """The state of the broker to which `reachable` tries to connect."""
-    return BrokerState(None if reachable() else "The broker cannot be reached.")
+    """The state of the broker to which `reachable` tries to connect; it may raise `Unavailable` with the reason."""
+    try:
+        return BrokerState(None if reachable() else "The broker cannot be reached.")
+    except Unavailable as error:
+        return BrokerState(error.message)
 
 
 class RedisServer:

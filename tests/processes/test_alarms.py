@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,8 @@ from celery import Celery
 from kombu import Connection, Producer, Queue
 
 from perdure.assembly import Addresses
+from perdure.channels.http.api.health import broker_check
+from perdure.observe.servers import broker_state
 from perdure.settings import Settings
 from perdure.tools.awaited.port import TaskCall, TaskSent
 from perdure.workers.publish.background import BackgroundWaker
@@ -118,12 +121,14 @@ def _is_blocked(producer: Producer) -> bool:
 
 
 def test_a_process_that_has_published_during_an_alarm_reports_the_broker(rabbit: Rabbit, queue: Any) -> None:
-    """`/readyz` and the metrics of a gateway show that no wake-up is accepted, and when the alarm is over."""
+    """`/readyz` and the metrics of a gateway show that no wake-up is accepted, why, and when the alarm is over."""
     waker = CeleryWaker(SETTINGS, Addresses("postgresql://", "redis://127.0.0.1:1", rabbit.url))
-    assert waker.reachable()
+    assert asyncio.run(broker_check(waker.reachable).fault()) is None
     rabbit.alarm(on=True)
     assert not waker.publish("deliveries.send", {}, queue=QUEUE)
-    assert not waker.reachable()
+    blocked = "RabbitMQ accepts no messages: it has an alarm for memory or disk."
+    assert asyncio.run(broker_check(waker.reachable).fault()) == broker_state(waker.reachable).fault == blocked
     rabbit.alarm(on=False)
-    wait_until(waker.reachable, "the alarm is over")
+    wait_until(lambda: broker_state(waker.reachable).fault is None, "the alarm is over")
+    assert asyncio.run(broker_check(waker.reachable).fault()) is None
     waker.close()

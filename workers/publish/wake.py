@@ -18,7 +18,7 @@ from perdure.network.queues import QUEUES
 from perdure.settings import Settings
 from perdure.tasks.arguments import described
 from perdure.workers.celery_application import broker_priority, is_amqp, make_app
-from perdure.workers.publish.alarms import publishing
+from perdure.workers.publish.alarms import BrokerBlocked, publishing
 from perdure.workers.publish.queues import RETRY_ONCE, by_name, concerns_one, queue_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,8 @@ class CeleryWaker:
     def reachable(self) -> bool:
         """Connect to the broker; returns whether the connection succeeds.
 
-        False, too, while RabbitMQ blocks the connection on which this process has published last.
+        Raises:
+            BrokerBlocked: RabbitMQ blocks the connection on which this process has published last.
         """
         error = self.failure()
         if error is not None:
@@ -192,6 +193,8 @@ class CeleryWaker:
             if is_amqp(self._broker_url):
                 with publishing(self._app, PAUSE_S):
                     pass
+        except BrokerBlocked:
+            raise
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own)
             return error
         return None

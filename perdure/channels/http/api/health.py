@@ -31,6 +31,7 @@ from perdure.errors import PerdureError, Unavailable, loggable
 from perdure.observe import presence
 from perdure.observe.queries import WRITABLE
 from perdure.observe.readings import Source
+from perdure.observe.servers import broker_state
 from perdure.resilience.kill_reports import Kill
 from perdure.runtime import Runtime
 
@@ -107,7 +108,7 @@ def database_check(database: Database) -> Check:
 
 
 def broker_check(reachable: Callable[[], bool]) -> Check:
-    return Check("The broker", lambda: None if reachable() else "The broker cannot be reached.")
+    return Check("The broker", lambda: broker_state(reachable).fault)
 
 
 def worker_check(database: Database, clock: Clock, no_worker_s: float) -> Check:
