@@ -1,4 +1,4 @@
-"""A PgBouncer for the tests, in transaction mode, on loopback.
+"""A PgBouncer for the tests, in transaction mode unless a test asks for another one, on loopback.
 
 The program comes from the system (Debian: `pgbouncer`). If it is not installed, the tests that need it are skipped; in
 continuous integration (`CI=true`) they fail.
@@ -35,7 +35,7 @@ listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
+pool_mode = {mode}
 default_pool_size = 10
 max_client_conn = 500
 server_reset_query =
@@ -50,7 +50,7 @@ class Pooler:
     `access`: the directory of PostgreSQL's `pg_ident.conf`, to which the pooler's account is added.
     """
 
-    def __init__(self, database_url: str, access: Path) -> None:
+    def __init__(self, database_url: str, access: Path, mode: str = "transaction") -> None:
         pgbouncer = program("pgbouncer", path="/usr/sbin")
         direct = make_url(database_url)
         _allow_account(direct, access)
@@ -58,7 +58,9 @@ class Pooler:
         self._directory = Path(tempfile.mkdtemp(prefix="perdure-"))
         file = self._directory / "pgbouncer.ini"
         host = str(direct.query["host"])
-        file.write_text(_CONFIGURATION.format(host=host, user=direct.username, port=port, directory=self._directory))
+        file.write_text(
+            _CONFIGURATION.format(host=host, user=direct.username, port=port, mode=mode, directory=self._directory)
+        )
         as_account = []
         if os.geteuid() == 0:
             # PgBouncer runs under PostgreSQL's account, because no other account may enter the directory of the socket.
@@ -96,9 +98,9 @@ class Pooler:
 
 
 @contextmanager
-def running(database_url: str, access: Path) -> Iterator[str]:
+def running(database_url: str, access: Path, mode: str = "transaction") -> Iterator[str]:
     """Run a pooler within the block; yields the URL of the database through the pooler. `access`: see `Pooler`."""
-    pooler = Pooler(database_url, access)
+    pooler = Pooler(database_url, access, mode)
     try:
         pooler.start()
         yield pooler.url

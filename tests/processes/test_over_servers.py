@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from pytest_celery import CeleryTestSetup
 
+from perdure.cli.inspect import server_settings
 from perdure.database.engine import Database, Statement
 from perdure.errors import Unavailable
+from perdure.settings import Settings
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
 from perdure.turns.cancel import cancel
 from tests.conftest import shared_directory
@@ -74,6 +76,20 @@ def test_a_pooler_refuses_the_settings_of_a_connection(pooled_url: str) -> None:
         database.run(Statement("test.one", "SELECT 1", writes=False), {})
     database.close()
     assert raised.value.reason.endswith("set PERDURE_DATABASE_PREPARE=false")
+
+
+@pytest.mark.parametrize("mode", ["statement", "transaction", "session"])
+def test_doctor_names_the_mode_of_a_pooler_that_does_not_work(
+    database_url: str, pytestconfig: pytest.Config, mode: str
+) -> None:
+    """In statement mode, single statements work and transactions do not: only `doctor` can tell why."""
+    access = shared_directory(pytestconfig) / "postgres" / "access"
+    settings = Settings(_env_file=None, database_prepare=False)
+    with pooler.running(database_url, access, mode) as url:
+        database = Database(url, prepare=False)
+        found = [each.setting for each in server_settings._pooler(settings, database)]
+        database.close()
+    assert found == (["pool_mode is statement"] if mode == "statement" else [])
 
 
 adapted = pytest.mark.parametrize(

@@ -61,9 +61,24 @@ def findings(settings: Settings, database: Database) -> Iterator[Finding]:
     """
     yield from _connections(settings)
     database.run(WRITABLE, {})
+    yield from _pooler(settings, database)
     yield from _postgres(database)
     yield from _disks(settings, database)
     yield from _redis_servers(settings)
+
+
+def _pooler(settings: Settings, database: Database) -> Iterator[Finding]:
+    """PgBouncer in statement mode runs single statements, and closes the connection when a transaction begins."""
+    if settings.database_prepare:
+        return
+    try:
+        with database.transaction("doctor.transaction") as transaction:
+            transaction.run(_CHECKED, {})
+    except Unavailable:
+        database.run(WRITABLE, {})  # the database can be reached
+        risk = "the pooler closes connections that begin a transaction: no message is accepted, and no turn runs"
+        fix = "Set pool_mode = transaction or session for perdure's database."
+        yield Finding("PgBouncer", "pool_mode is statement", risk, fix)
 
 
 def _postgres(database: Database) -> Iterator[Finding]:
