@@ -22,7 +22,7 @@ PAGES = (
     "status", "sessions", "sessions?show=newest", "turns", "approvals", "deliveries", "memories?user_id=ana", "runs",
     "breakers", "schedules", "pauses", "cost?by=user", "actions",
 )  # fmt: skip
-KEY = "key-of-the-operator"
+KEY, OTHER_KEY, THIRD_KEY = "key-of-the-operator", "key-of-another-operator", "key-of-a-third-operator"
 LONGEST_ID = "u" * 200
 
 
@@ -218,6 +218,44 @@ def test_a_malformed_address_is_of_nothing(installation: Installation, console: 
         console.driver.execute_script("location.hash = arguments[0]", f"#/{name}/%E0%A4%A")
         console.until(lambda thing=thing: f"no such {thing}" in console.texts("#trouble")[0], "the error")
     assert all("404" in each for each in console.errors())
+
+
+@pytest.mark.browser
+def test_an_integer_is_shown_as_the_tool_gets_it(console: Page) -> None:
+    """A person who approves the arguments of a call reads all digits of an account's number, and changes none."""
+    arguments = '{"account":12345678901234567891,"below":-90071992547409931,"pieces":2,"price":0.5}'
+    script = """
+        const [text, done] = arguments;
+        import("/chat/elements.js").then(({ readJson, shownJson }) => done(shownJson(readJson(text), 0)));
+    """
+    assert console.driver.execute_async_script(script, arguments) == arguments
+
+
+@pytest.mark.browser
+def test_a_key_that_is_removed_ends_its_sessions(
+    installation: Installation, perdure: object, chromium: webdriver.Chrome, tmp_path: Path
+) -> None:
+    """The page asks for another key, and shows whose it is. A tab whose session another tab replaced says so."""
+    keys = tmp_path / "admin.keys"
+    keys.write_text(KEY)
+    installation.environment["PERDURE_ADMIN_KEYS"] = f"file:{keys}"
+    made = GatewayProcess(perdure)  # type: ignore[arg-type]
+    made.start()
+    page = Page(chromium, made.url)
+    chromium.get(f"{made.url}/console")
+    page.see("#sign-in[open] #key").send_keys(KEY, Keys.ENTER)
+    page.see("#side")
+    first = page.texts("#operator")
+    keys.write_text(f"{OTHER_KEY}\n{THIRD_KEY}")
+    page.until(lambda: "no longer" in page.texts("#sign-in-why")[0], "the key's end is said")
+    page.see("#sign-in[open] #key").send_keys(OTHER_KEY, Keys.ENTER)
+    page.until(lambda: page.texts("#operator") != first, "the new operator")
+    signs_in = 'return fetch("console/session", {method: "POST", headers: {Authorization: "Bearer " + arguments[0]}})'
+    chromium.execute_script(f"{signs_in}.then(() => null)", THIRD_KEY)
+    page.press("Sign out")
+    page.until(lambda: "Not signed out" in page.texts("#trouble")[0], "why the tab did not sign out")
+    page.errors()
+    made.kill()
 
 
 @pytest.mark.browser

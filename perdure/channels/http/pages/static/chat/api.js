@@ -1,5 +1,7 @@
 /** Requests to the gateway, with the token in a header, and a turn's event stream that survives lost connections. */
 
+import { readJson } from "./elements.js";
+
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 5000;
 
@@ -31,7 +33,7 @@ export class Api {
   /** Send a request once; the JSON of the answer. */
   async ask(method, path, body, headers = {}) {
     const answer = await this.#fetch(method, path, body, headers);
-    return answer.status === 204 ? null : answer.json();
+    return answer.status === 204 ? null : readJson(await answer.text());
   }
 
   /** Upload a file for a message of the user. */
@@ -141,5 +143,5 @@ function parsed(block) {
     const at = line.indexOf(": ");
     return [line.slice(0, at), line.slice(at + 2)];
   }));
-  return fields.data === undefined ? null : { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+  return fields.data === undefined ? null : { id: fields.id, kind: fields.event, data: readJson(fields.data) };
 }

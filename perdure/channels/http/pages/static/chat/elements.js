@@ -20,6 +20,10 @@ export function element(tag, properties = {}, ...children) {
 /** Invisible characters that change the order in which others are shown. */
 const REORDERING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
+/** The value of a JSON text. An integer that a number of JavaScript would round is kept as it is written. */
+export const readJson = (text) => JSON.parse(text, (_, value, { source } = {}) => (
+  typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(source) && JSON.rawJSON ? JSON.rawJSON(source) : value));
+
 /** The arguments of a call as JSON. A person approves what is read: what would reorder it is escaped. */
 export const shownJson = (value, indent = 2) => JSON.stringify(value, null, indent).replace(
   REORDERING, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -1,5 +1,7 @@
 /** Requests of the console: with the browser's session, and with its CSRF token for each that changes something. */
 
+import { readJson } from "../chat/elements.js";
+
 /** An answer with an error status; `code` is the gateway's. */
 export class Refused extends Error {
   constructor(status, code, detail) {
@@ -55,7 +57,7 @@ export class Api {
       },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
-    if (answer.ok) return answer.status === 204 ? null : answer.json();
+    if (answer.ok) return answer.status === 204 ? null : readJson(await answer.text());
     const problem = await answer.json().catch(() => ({}));
     throw new Refused(answer.status, problem.code ?? "UNKNOWN", problem.detail ?? answer.statusText);
   }

@@ -1,6 +1,6 @@
 /** The page "Approvals": tool calls that wait for a person. */
 
-import { element, shownJson } from "../chat/elements.js";
+import { element, readJson, shownJson } from "../chat/elements.js";
 import { ago, ask, button, field, id, table, user } from "./parts.js";
 
 const MOST = 200;
@@ -18,7 +18,7 @@ function decide(row, decision, context) {
     let given = null;
     if (approves) {
       try {
-        given = JSON.parse(input.value);
+        given = readJson(input.value);
       } catch {
         throw new Error("The arguments are no JSON.");
       }

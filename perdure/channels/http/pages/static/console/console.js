@@ -32,7 +32,7 @@ let shown = { address: null, data: null, reading: null, timer: 0 };
 start();
 
 async function start() {
-  byId("leave").addEventListener("click", async () => { await api.signOut(); location.reload(); });
+  byId("leave").addEventListener("click", leave);
   window.addEventListener("hashchange", () => go());
   document.addEventListener("visibilitychange", () => { if (!document.hidden && !byId("app").hidden) update(); });
   let session = await api.session();
@@ -41,6 +41,16 @@ async function start() {
   byId("app").hidden = false;
   byId("pages").append(...Object.entries(PAGES).map(([name, { title }]) => element("li", {}, element("a", { href: `#/${name}`, "data-page": name }, title))));
   go();
+}
+
+/** Sign out. Without a session, or after one that has ended, the page asks for a key. */
+async function leave() {
+  try {
+    await api.signOut();
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 401) return void trouble(`Not signed out: ${error.message}`);
+  }
+  location.reload();
 }
 
 /** Ask for an admin key until the gateway accepts one; the session. */
@@ -125,7 +135,7 @@ async function update() {
   } catch (error) {
     if (mine !== shown || error.name === "AbortError") return;
     if (error instanceof Refused && error.status === 401) {
-      await signIn(error.message);
+      byId("operator").textContent = (await signIn(error.message)).operator;
       return void update();
     }
     if (mine.data === null) byId("page").replaceChildren();
