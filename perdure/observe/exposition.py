@@ -33,7 +33,10 @@ _UNBOUNDED = "webhook:"
 """The prefix of breakers that are named by the hosts of `reply_to`."""
 
 _AMOUNTS = {
-    "queued": ("perdure_sessions_queued", "Sessions that wait because their user has too many running turns"),
+    "queued": (
+        "perdure_sessions_queued",
+        "Sessions that wait for their user's running turns, or for the end of a pause",
+    ),
     "approvals": ("perdure_approvals_waiting", "Tool calls that wait for a person's decision"),
     "deliveries_pending": ("perdure_deliveries_pending", "Replies that are not delivered yet"),
     "deliveries_failing": ("perdure_deliveries_failing", "Replies that are tried again, because an attempt failed"),
