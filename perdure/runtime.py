@@ -236,6 +236,21 @@ class Runtime:
             revoke=None if self.calls is None else self.calls.revoke,
         )
 
+    def called_models(self, *, summaries: bool = False) -> set[str]:
+        """The names of the models that turns call, with the fallbacks. `summaries`: the one for summaries, too."""
+        from perdure.models.endpoints import canonical  # noqa: PLC0415 (as above)
+        from perdure.models.protocol import name_of  # noqa: PLC0415 (as above)
+
+        settings = self.settings
+        named = [
+            settings.model,
+            *settings.fallback_models,
+            *(agent.asked_model(settings.model) for agent in self.agents),
+        ]
+        if summaries and settings.summary_model is not None:
+            named.append(settings.summary_model)
+        return {canonical(name_of(each), settings) for each in named}
+
     def close(self) -> None:
         """Export the traces, and close the connections to MCP servers, Redis, the snapshot store and PostgreSQL.
 

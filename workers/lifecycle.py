@@ -35,7 +35,6 @@ from perdure.channels.services.replies import ChatCarrier, read_file
 from perdure.clock import SystemClock
 from perdure.errors import loggable
 from perdure.network.queues import QUEUES
-from perdure.observe.exposition import called_models
 from perdure.observe.measures import Measures, Server
 from perdure.observe.presence import RELEASE, WORKER, Presence
 from perdure.runtime import Runtime
@@ -201,9 +200,9 @@ class Lifecycle:
             "threads_leaked": lambda: process.runtime.leaks.count,
             "children_running": lambda: self._isolation.running,
         }
-        agents = process.runtime.agents
-        models = called_models(self._settings, agents, summaries=True)
-        self._measures.expect({agent.name for agent in agents}, models, _DUTIES)
+        runtime = process.runtime
+        models = runtime.called_models(summaries=True)
+        self._measures.expect({agent.name for agent in runtime.agents}, models, _DUTIES)
         try:
             server = self._measures.serve(settings.worker_address, settings.worker_port, RELEASE, gauges)
         except OSError as error:

@@ -15,14 +15,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from perdure.agents import Agent
-from perdure.models import endpoints
-from perdure.models.protocol import name_of
 from perdure.observe.measures import OTHER, error_codes
 from perdure.observe.presence import BEAT, WORKER
 from perdure.observe.readings import Amount, Counted, Readings
 from perdure.resilience.circuit import CircuitState
-from perdure.settings import Settings
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -53,14 +49,6 @@ _AMOUNTS = {
     "reminders_late": ("perdure_reminders_late", "Users' schedules that are more than a minute late"),
 }
 """The metric of each of `Readings.amounts`: its name and its help. `NAME_oldest_seconds` has the age of the oldest."""
-
-
-def called_models(settings: Settings, agents: Iterable[Agent], *, summaries: bool = False) -> set[str]:
-    """The names of the models that turns call: those of the agents, and the fallbacks. `summaries`: that one, too."""
-    named = [settings.model, *settings.fallback_models, *(agent.asked_model(settings.model) for agent in agents)]
-    if summaries and settings.summary_model is not None:
-        named.append(settings.summary_model)
-    return {endpoints.canonical(name_of(each), settings) for each in named}
 
 
 class Exposition:

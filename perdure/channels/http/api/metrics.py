@@ -14,7 +14,7 @@ from perdure.channels.http.api.health import Lookup
 from perdure.channels.http.dependencies import TheAdministrator
 from perdure.channels.http.schemas.answer import WITH_KEY, problems
 from perdure.errors import Unavailable
-from perdure.observe.exposition import MEDIA_TYPE, Exposition, called_models
+from perdure.observe.exposition import MEDIA_TYPE, Exposition
 from perdure.observe.readings import Latest
 from perdure.runtime import Runtime
 
@@ -33,9 +33,7 @@ def lookup(runtime: Runtime, latest: Latest) -> Lookup[bytes]:
 
 
 def _exposition(runtime: Runtime, latest: Latest) -> Exposition:
-    models = called_models(runtime.settings, runtime.agents)
-    agents = {agent.name for agent in runtime.agents}
-    return Exposition(latest, agents, models)
+    return Exposition(latest, {agent.name for agent in runtime.agents}, runtime.called_models())
 
 
 @router.get(
