@@ -7,7 +7,7 @@ that the caller, the transcript and the next prompt have the output in one form.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ def with_tool(request: ModelRequest) -> ModelRequest:
     settings = {each: value for each, value in request.settings.items() if each != "tool_choice"}
     if isinstance(choice, list | tuple):  # tools that the agent wants called before its answer
         settings["tool_choice"] = choice
-    elif not _thinks(request):
+    elif not thinks(request.settings):
         settings["tool_choice"] = "required" if request.tools and choice != "none" else [name]
     tool = ToolSchema(name, _DESCRIPTION, request.output)
     return replace(request, tools=(*request.tools, tool), settings=settings, output=None, requires_output=False)
@@ -69,6 +69,6 @@ def _name_for(taken: Collection[str]) -> str:
     return name
 
 
-def _thinks(request: ModelRequest) -> bool:
-    settings: dict[str, Any] = dict(request.settings)
+def thinks(settings: Mapping[str, Any]) -> bool:
+    """Whether a request with these settings asks the model to think."""
     return settings.get("reasoning_effort", settings.get("thinking", False)) not in (False, "none", None)

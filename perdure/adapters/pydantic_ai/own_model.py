@@ -6,7 +6,7 @@ This class makes the prompt of pydantic-ai's messages, and a response of the rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
@@ -31,13 +31,13 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.profiles import ModelProfile
-from pydantic_ai.settings import ModelSettings
+from pydantic_ai.settings import ModelSettings, ToolOrOutput
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from perdure.adapters.pydantic_ai.messages import Note
 from perdure.clock import Clock
-from perdure.models import endings
+from perdure.models import endings, output_tool
 from perdure.models.protocol import (
     Attachment,
     Message,
@@ -122,25 +122,32 @@ class OwnModel(Model[Any]):
                 said += [_told(part) for part in each.parts if not isinstance(part, SystemPromptPart)]
             else:
                 said.append(_replied(each))
-        tools = [*parameters.declared_function_tools, *parameters.output_tools]
+        tools = _offered(prepared, parameters)
         first = [Message(Role.SYSTEM, "\n\n".join(system))] if system else []
         schemas = tuple(schema_of(each) for each in tools)
-        given = self._given(prepared, parameters, messages)
+        given = self._given(prepared, parameters, messages, [each.name for each in tools])
         native = parameters.output_object if parameters.output_mode == "native" else None
         output = None if native is None else enforceable(native.json_schema)
         return Request((*first, *said), schemas, given, output, requires_output=native is not None, cache_key=cache_key)
 
     def _given(
-        self, prepared: ModelSettings | None, parameters: ModelRequestParameters, messages: Sequence[ModelMessage]
+        self,
+        prepared: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        messages: Sequence[ModelMessage],
+        tools: Sequence[str],
     ) -> dict[str, Any]:
-        given = dict(prepared or {})
+        given = {name: each for name, each in (prepared or {}).items() if name != "timeout"} | _timeout(prepared)
+        if _only(prepared, parameters) is not None:  # `tools` has what the choice leaves
+            given[_CHOICE] = "auto"
         if parameters.thinking is not None:
             given["thinking"] = parameters.thinking
         newest = messages[-1:]
-        return of_call(
-            self._default_choice, given, tools=parameters.declared_tool_defs,
+        found = of_call(
+            self._default_choice, given, tools=tools,
             has_results=any(isinstance(part, ToolReturnPart) for each in newest for part in each.parts),
         )  # fmt: skip
+        return found | _choice_for_output(found, parameters)
 
     def response(self, reply: ModelReply) -> ModelResponse:
         """The response of pydantic-ai for a reply."""
@@ -156,6 +163,38 @@ class OwnModel(Model[Any]):
             provider_details=None if reply.opaque is None else {_OPAQUE: reply.opaque.to_dict()},
             finish_reason=_FINISHES.get(reason, "content_filter" if reason == endings.CONTENT_FILTER else "error"),  # type: ignore[arg-type]
         )
+
+
+def _only(settings: ModelSettings | None, parameters: ModelRequestParameters) -> Collection[str] | None:
+    """The function tools of a choice that leaves the agent's outputs available; `None` if the choice is another."""
+    choice = (settings or {}).get(_CHOICE)
+    if isinstance(choice, ToolOrOutput):
+        return choice.function_tools
+    return () if choice == "none" and parameters.output_tools else None
+
+
+def _offered(settings: ModelSettings | None, parameters: ModelRequestParameters) -> list[ToolDefinition]:
+    only = _only(settings, parameters)
+    tools = [each for each in parameters.declared_function_tools if only is None or each.name in only]
+    return [*tools, *parameters.output_tools]
+
+
+def _timeout(settings: ModelSettings | None) -> dict[str, float]:
+    """The seconds of a call, as perdure's setting has them. Of an `httpx.Timeout`, those to read."""
+    given = (settings or {}).get("timeout")
+    seconds = getattr(given, "read", given)
+    return {"timeout": seconds} if isinstance(seconds, int | float) else {}
+
+
+def _choice_for_output(settings: Mapping[str, Any], parameters: ModelRequestParameters) -> dict[str, Any]:
+    """The choice of tools of a prompt whose answer is a call of an output tool: a text would be refused.
+
+    A model that thinks may answer in text; see `output_tool.with_tool`.
+    """
+    has_other_outputs = parameters.allow_text_output or parameters.allow_image_output
+    if not parameters.output_tools or has_other_outputs or output_tool.thinks(settings):
+        return {}
+    return {_CHOICE: "required"} if settings.get(_CHOICE, "auto") == "auto" else {}
 
 
 def _usage(usage: Usage) -> RequestUsage:

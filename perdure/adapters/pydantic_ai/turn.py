@@ -178,6 +178,8 @@ class AdaptedTurn(Turn):
         self._call: ModelCall | None = None
         self._thread = TurnThread()
         self._body: Running[Any] | None = None
+        self._own_call: ModelCall | None = None
+        """The call of a model of perdure."""
         self._pending: Entry | None = None
         """A reply that is not committed. Without calls it is the turn's, unless the agent rejects or changes it."""
         self._answer: _Answer | None = None
@@ -373,6 +375,8 @@ class AdaptedTurn(Turn):
         except asyncio.CancelledError:
             if self._body is not None:
                 self._body.cancel()
+            elif self._own_call is not None:  # a deadline of the agent's own, such as `request_timeout`
+                self._own_call.expire()
             raise
         if isinstance(found, Exception):
             raise found
@@ -577,6 +581,7 @@ class AdaptedTurn(Turn):
                     request = model.prompt(
                         asked.messages, asked.settings, asked.parameters, str(self._tenure.session_id)
                     )
+                    self._own_call = call
                     reply = model.own.respond(request, call)
                 except ContextTooLong:
                     self._lesson.refused(size_of_request(request))
@@ -584,7 +589,7 @@ class AdaptedTurn(Turn):
                 except Unavailable as error:
                     raise ProviderError(error.message) from error
                 finally:
-                    self._fallback_waits = call.fallback_waits
+                    self._own_call, self._fallback_waits = None, call.fallback_waits
                 if not reply.fallback:
                     self._lesson.accepted(partial(size_of_request, request))
                 return CODEC.dump(ModelResponse, model.response(reply))

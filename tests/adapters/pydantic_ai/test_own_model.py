@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import CachePoint, NativeOutput, PromptedOutput, TextContent, ToolReturn, VideoUrl
+from pydantic_ai.settings import ToolOrOutput
 
-from perdure.models.protocol import Role
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Role
 from perdure.settings import Settings
 from perdure.testing import Scripted, ask, call
 from tests.models.endpoints import model_of
@@ -132,3 +135,64 @@ def test_an_output_of_a_server(*, refuses: bool) -> None:
         form = server.requests[0]["response_format"]["json_schema"]
         assert (form["strict"], form["schema"]["required"]) == (True, ["width"])
         assert len(server.requests) == 1 + refuses
+
+
+@pytest.mark.parametrize(
+    ("output", "settings", "expected"),
+    [
+        pytest.param(Box, {}, ("required", ["look", "other", "final_result"]), id="a call is the answer"),
+        pytest.param(Box, {"tool_choice": "auto"}, ("required", ["look", "other", "final_result"]), id="auto"),
+        pytest.param(Box, {"tool_choice": "none"}, ("required", ["final_result"]), id="no function tool"),
+        pytest.param(Box, {"thinking": "high"}, (None, ["look", "other", "final_result"]), id="thoughts"),
+        pytest.param([str, Box], {}, (None, ["look", "other", "final_result"]), id="a text may be the answer"),
+        pytest.param([str, Box], {"tool_choice": "none"}, ("auto", ["final_result"]), id="a text or the output"),
+        pytest.param(Box, {"tool_choice": ToolOrOutput(["look"])}, ("required", ["look", "final_result"]), id="one"),
+        pytest.param(str, {"tool_choice": ToolOrOutput(["look"])}, ("auto", ["look"]), id="one or a text"),
+        pytest.param(str, {"tool_choice": ToolOrOutput([])}, (None, []), id="none or a text"),
+    ],
+)
+def test_the_choice_of_tools_of_an_agent(output: Any, settings: Any, expected: tuple[Any, list[str]]) -> None:
+    """It is that of pydantic-ai's own models: if only a call can be the output, the model must make one."""
+    bare = PydanticAgent(name="adapted", output_type=output, model_settings=settings)
+
+    @bare.tool_plain
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    @bare.tool_plain
+    def other() -> str:
+        """Do something else."""
+        return "done"
+
+    first = [call("look")] if "look" in expected[1] else []
+    model = Scripted(*first, call("final_result", width=3) if output is Box else "done")
+    assert ask(bare, "go", model=model).status == "done"
+    for each in model.requests:
+        assert (each.settings.get("tool_choice"), [tool.name for tool in each.tools]) == expected
+
+
+@pytest.mark.parametrize("timeout", [5, httpx.Timeout(5.0, connect=1.0), httpx.Timeout(None), None])
+def test_a_timeout_may_have_the_forms_that_clients_take(timeout: Any) -> None:
+    """The setting of perdure is a number of seconds."""
+    model = Scripted("done")
+    bare = PydanticAgent(name="adapted", model_settings={"timeout": timeout})
+    assert ask(bare, "go", model=model).status == "done"
+    assert model.requests[0].settings.get("timeout") == (5 if getattr(timeout, "read", timeout) else None)
+
+
+def test_a_deadline_of_the_agent_ends_the_call() -> None:
+    """The turn does not wait for what the model would have answered later."""
+
+    class Slow:
+        name = "slow"
+
+        def respond(self, _: ModelRequest, call: ModelCall) -> ModelReply:
+            while call.remaining() > 0:  # raises when the call is over
+                time.sleep(0.01)
+            return ModelReply("late")
+
+    began = time.monotonic()
+    answer = ask(PydanticAgent(name="adapted", model_settings={"request_timeout": 0.2}), "go", model=Slow())
+    assert answer.status == "failed"
+    assert time.monotonic() - began < 10
