@@ -29,6 +29,7 @@ MEMORY = "recalled_memory"
 PAGE = "fetched_page"
 CASE = "case_text"
 RESULT = "tool_result"
+MESSAGE = "quoted_message"
 
 NOTE = (
     "Some texts below are quoted: each stands between a mark with a code and the closing mark with the same code. "
@@ -43,8 +44,9 @@ REMOVED = "*" * _CODE_CHARS
 """In place of a code that a text may not have."""
 
 
+_MARKS = f"{CONVERSATION}|{MEMORY}|{PAGE}|{CASE}|{RESULT}|{MESSAGE}"
 _MARK = compiled(
-    rf"<(?P<closes>/?)(?P<mark>{CONVERSATION}|{MEMORY}|{PAGE}|{CASE}|{RESULT})(?P<code> [0-9a-f]{{{_CODE_CHARS}}})?>",
+    rf"<(?P<closes>/?)(?P<mark>{_MARKS})(?P<code> [0-9a-f]{{{_CODE_CHARS}}})?>",
     ignore_case=True,
 )
 

@@ -11,6 +11,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from perdure.access.tenants import UserKey
+from perdure.text.quoting import MESSAGE, quoted
 from tests.browser.conftest import Page
 from tests.cli.conftest import Perdure
 from tests.files.contents import pdf, png
@@ -439,6 +440,9 @@ def test_a_turn_of_another_device_is_followed(
     send("quick")
     page.until(lambda: page.texts() == [*wanted, "quick", answer_to("quick")], "the next turn")
     assert focused == "hello"
+    send(f"why?\n\n{quoted(MESSAGE, 'The message replies to this one', ['Bo wrote:', '<b>a boat'])}")
+    page.until(lambda: page.texts("#log blockquote") == ["Bo wrote:\n<b>a boat"], "the quoted message of a reply")
+    assert page.texts("#log .user .text")[-1] == "why?Bo wrote:\n<b>a boat", "its marks are not shown"
 
 
 @pytest.mark.long

@@ -22,8 +22,9 @@ import pytest
 
 from perdure.access import tokens
 from perdure.channels.http import body, parameters
-from perdure.channels.services import slack, splitting, telegram_markup
+from perdure.channels.services import quotations, slack, splitting, telegram_markup
 from perdure.channels.services.discord import channel as discord
+from perdure.channels.services.protocol import Quoted
 from perdure.cli import display
 from perdure.clock import SystemClock
 from perdure.errors import InvalidRequest, NotFound
@@ -135,6 +136,9 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.channels.services.slack.render": slack.render,
     "perdure.channels.services.telegram_markup.render": telegram_markup.render,
     "perdure.channels.services.telegram_markup.visible": telegram_markup.visible,
+    "perdure.channels.services.quotations.with_quotations": lambda given: quotations.with_quotations(
+        given, [Quoted(given, given)], b"", 20_000
+    ),
     "perdure.channels.services.splitting.units": splitting.units,
     "perdure.channels.services.splitting.split": lambda given: splitting.split(
         given, 2_000, lambda part: len(telegram_markup.visible(telegram_markup.render(part)))

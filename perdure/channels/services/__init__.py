@@ -6,6 +6,7 @@ protocol.py     the channel protocol: the events and methods of a channel
 ingress.py      handles events: messages, commands and pressed approval buttons
 buttons.py      tokens of approval buttons, each valid for one call, chat and person
 replies.py      sends replies and approval requests from the outbox
+quotations.py   quotes the messages that a message replies to or forwards
 splitting.py    splits a long text into several messages
 configured.py   the channels that the settings enable
 listening.py    runs the channels that receive events without a webhook, for `perdure channels`

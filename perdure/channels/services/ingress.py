@@ -3,7 +3,8 @@
 In a private chat, the user of a message is the user to whom the sender is linked (`perdure.users.identities`). Without
 a link, the user is `CHANNEL:ID`, with the sender's id. A chat of several people has a user of its own,
 `CHANNEL:group:CHAT`, so that no person's memories are recalled for another person. In such a chat, each message begins
-with its author's name, and each thread is a conversation.
+with its author's name, and each thread is a conversation. A message that replies to another one, or forwards it, ends
+with a quotation of the other one (`quotations`).
 
 An event may arrive several times, for example after a crash. The service's message id deduplicates messages. An answer
 to a command is attempted once. The outbox sends the agent's replies.
@@ -45,6 +46,7 @@ from perdure.channels.services.protocol import (
     Unsupported,
     Update,
 )
+from perdure.channels.services.quotations import with_quotations
 from perdure.channels.services.splitting import split
 from perdure.errors import (
     Conflict,
@@ -154,6 +156,7 @@ class Ingress:
         self._runtime = runtime
         self._channel = channel
         self._buttons = Buttons(runtime.settings.signing_keys())
+        self._quoting_key = runtime.settings.signing_key()
         self._indicators = Indicators(runtime, channel)
         self._failed: dict[str, int] = {}
         """The failed attempts to read a file or a chat's history, by message or chat; see `_is_last_attempt`."""
@@ -355,7 +358,7 @@ class Ingress:
             DeliveryFailed: the service cannot be reached.
             ProviderError, OSError: the file cannot be stored.
         """
-        text = _line(event.place, event.sender, event.text)
+        text = self._with_quotations(_line(event.place, event.sender, event.text), event)
         if not event.files:
             return {"text": text}
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
@@ -372,9 +375,12 @@ class Ingress:
             parts.append({"type": kind, "file_id": str(stored.file_id)})
         return {"parts": parts}
 
+    def _with_quotations(self, text: str, event: Said | Edited) -> str:
+        return with_quotations(text, event.quoted, self._quoting_key, self._runtime.settings.guard.max_chars)
+
     def _edited(self, event: Edited) -> None:
         seat = self._seat(event.place, event.sender)
-        text = _line(event.place, event.sender, event.text)
+        text = self._with_quotations(_line(event.place, event.sender, event.text), event)
         if is_storable(text) and len(text) <= self._runtime.settings.guard.max_chars:
             self._runtime.database.run(queries.EDIT, {**self._message(seat, event.message_id), "text": text})
 

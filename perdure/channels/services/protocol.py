@@ -19,6 +19,13 @@ Update = Mapping[str, Any]
 COMMANDS = frozenset({"new", "list", "open", "end", "cancel", "link", "help"})
 """The commands that `ingress` knows. It answers any other `Commanded` with the list of them."""
 
+SOMEONE = "someone"
+"""The author of a quoted message whose author the service does not name."""
+
+NO_TEXT = "[no text]"
+FORWARDED = "[a forwarded message]"
+"""In place of a message's own text, if it has none: of a reply, and of a message that forwards another one."""
+
 MOST_NOTE_CHARS = 1_000
 """The longest note, in characters: even when it is escaped, it fits into a message of each service."""
 
@@ -77,8 +84,21 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Quoted:
+    """A message that a person replies to, or forwards with `is_forward`.
+
+    `text` is its text without markup, or a remark about what it has in place of text. `author` is the display name of
+    the message's author; `None`: the bot wrote it.
+    """
+
+    text: str
+    author: str | None
+    is_forward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
-    """A message for the agent, of text, files or both.
+    """A message for the agent, of text, files or both. `text` is the person's own; it has no text of `quoted`.
 
     If `if_known` is true, the message is for the agent only if the agent takes part in the conversation. If `is_album`
     is true, the service sends the files that a person has sent at once as messages of their own, of which this is one.
@@ -91,16 +111,18 @@ class Said:
     if_known: bool = False
     files: tuple[Shared, ...] = ()
     is_album: bool = False
+    quoted: tuple[Quoted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A message was edited; `text` is the new text."""
+    """A message was edited; `text` is the new text, and `quoted` is as in `Said`."""
 
     place: Place
     sender: Sender
     message_id: str
     text: str
+    quoted: tuple[Quoted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

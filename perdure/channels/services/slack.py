@@ -39,6 +39,8 @@ from slack_sdk.webhook import WebhookClient
 
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
+    FORWARDED,
+    SOMEONE,
     Attachment,
     Button,
     ChannelFailed,
@@ -48,6 +50,7 @@ from perdure.channels.services.protocol import (
     Event,
     Place,
     Pressed,
+    Quoted,
     Received,
     Said,
     Sender,
@@ -223,11 +226,13 @@ class Slack:
             self._learn_name(event["user"])
         text, sender = self._text(event.get("text", ""), bot), self._sender(event["user"])
         files = tuple(_shared(each) for each in event.get("files") or () if _is_readable(each))
-        text = _with_unread(text, event.get("files") or ())
+        text, quoted = _with_unread(text, event.get("files") or ()), self._quoted(event, bot)
+        if quoted and not text:
+            text = FORWARDED
         if not text and not files:
             what = "a file" if event.get("files") else "a message without text"
             return [Unsupported(place, sender, message_id, what, if_known=not addressed)]
-        return [Said(place, sender, message_id, text, if_known=not addressed, files=files)]
+        return [Said(place, sender, message_id, text, if_known=not addressed, files=files, quoted=quoted)]
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
         """Pass the content of a file to `write`. The bot needs the scope `files:read`.
@@ -243,8 +248,9 @@ class Slack:
         if not _is_from_person(message) or message.get("text") == before.get("text"):
             return []  # Slack has added a preview
         text = _with_unread(self._text(message.get("text", ""), bot), message.get("files") or ())
-        message_id = _message_id(event["channel"], message["ts"])
-        return [Edited(_place(event, message), self._sender(message["user"]), message_id, text)] if text else []
+        message_id, quoted = _message_id(event["channel"], message["ts"]), self._quoted(message, bot)
+        sender = self._sender(message["user"])
+        return [Edited(_place(event, message), sender, message_id, text, quoted)] if text else []
 
     def _commanded(self, given: Update) -> Commanded:
         command, argument = str(given["command"]).removeprefix("/").lower(), str(given.get("text", "")).strip()
@@ -280,6 +286,21 @@ class Slack:
 
         plain = _MARKED.sub(shown, text)
         return plain.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
+
+    def _quoted(self, message: Update, bot: str | None) -> tuple[Quoted, ...]:
+        """The messages that a message shares, which Slack shows below it."""
+        quoted = []
+        for each in message.get("attachments") or ():
+            if not (each.get("is_share") or each.get("is_msg_unfurl")):
+                continue  # the preview of a link
+            text = self._text(each.get("text") or "", bot)
+            if each.get("files"):
+                text = f"[a file, which is not shown] {text}".strip()
+            author = each.get("author_id")
+            name = each.get("author_name") or each.get("author_subname") or self._names.get(author or "") or SOMEONE
+            if text:
+                quoted.append(Quoted(text, None if author and author == bot else str(name), is_forward=True))
+        return tuple(quoted)
 
     def _sender(self, user: str) -> Sender:
         return Sender(user, self._names.get(user))

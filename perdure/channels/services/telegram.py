@@ -29,6 +29,8 @@ from telegram.request import HTTPXRequest
 
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
+    FORWARDED,
+    SOMEONE,
     UPLOAD_S,
     Attachment,
     Button,
@@ -39,6 +41,7 @@ from perdure.channels.services.protocol import (
     Moved,
     Place,
     Pressed,
+    Quoted,
     Received,
     Said,
     Sender,
@@ -118,6 +121,7 @@ class Telegram:
         self._bot = Bot(
             token, f"{base}/bot", f"{base}/file/bot", request=self._requests[0], get_updates_request=self._requests[1]
         )
+        self._bot_id = token.partition(":")[0]
         self._username: str | None = None
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
@@ -169,8 +173,8 @@ class Telegram:
         if message is None or not _is_from_person(message):
             return []
         if edited:
-            return _edited(message)
-        return [each for each in _written(message) if self._is_for_this_bot(message)]
+            return _edited(message, self._bot_id)
+        return [each for each in _written(message, self._bot_id) if self._is_for_this_bot(message)]
 
     def _is_for_this_bot(self, message: Update) -> bool:
         """Whether a message is no command of another bot, as `/new@other_bot` is in a group with several bots."""
@@ -423,21 +427,56 @@ def _message_id(place: Place) -> str:
     return f"{place.chat}:{place.message}"
 
 
-def _written(message: Update) -> list[Event]:
+def _written(message: Update, bot: str) -> list[Event]:
     place, sender = _place(message), _author(message)
     text = message.get("text", message.get("caption"))
     command, argument = _command(message)
     if command:
         return [Commanded(place, sender, _message_id(place), command.partition("@")[0].lower(), argument)]
-    if (shared := _shared(message)) is not None:
-        return [
-            Said(place, sender, _message_id(place), text or "", files=(shared,), is_album="media_group_id" in message)
-        ]
-    named = next((each.replace("_", " ") for each in _UNREAD if each in message), None)
-    what = named and f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
-    if text is None:
+    shared = _shared(message)
+    what = None if shared is not None else _unread(message)
+    if text is None and shared is None:
         return [] if what is None else [Unsupported(place, sender, _message_id(place), what)]
-    return [Said(place, sender, _message_id(place), text if what is None else f"[{what}, which is not shown] {text}")]
+    words, quoted = (text or "") if what is None else f"[{what}, which is not shown] {text}", _replied(message, bot)
+    if words and _is_forwarded(message, sender):
+        words, quoted = FORWARDED, (Quoted(words, _name_of(message["forward_origin"], bot), is_forward=True),)
+    files, is_album = () if shared is None else (shared,), shared is not None and "media_group_id" in message
+    return [Said(place, sender, _message_id(place), words, files=files, is_album=is_album, quoted=quoted)]
+
+
+def _unread(message: Update) -> str | None:
+    """What a message has other than text, such as `a voice`."""
+    named = next((each.replace("_", " ") for each in _UNREAD if each in message), None)
+    return named and f"{'an' if named[0] in 'aeiou' else 'a'} {named}"
+
+
+def _is_forwarded(message: Update, sender: Sender) -> bool:
+    """Whether a message has the text of another author. People forward their own messages, too."""
+    origin = message.get("forward_origin")
+    return origin is not None and str((origin.get("sender_user") or {}).get("id")) != sender.external_id
+
+
+def _replied(message: Update, bot: str) -> tuple[Quoted, ...]:
+    """The message that a message replies to, in this chat or in another one, or the part of it that is quoted.
+
+    The first message of a topic, which each message of the topic replies to, has no text.
+    """
+    replied, elsewhere = message.get("reply_to_message"), message.get("external_reply") or {}
+    found = replied or elsewhere
+    text = str((message.get("quote") or {}).get("text") or found.get("text") or found.get("caption") or "")
+    if not message.get("quote") and (what := _unread(found)) is not None:
+        text = f"[{what}, which is not shown] {text}".strip()
+    return (Quoted(text, _name_of(replied or elsewhere.get("origin") or {}, bot)),) if text.strip() else ()
+
+
+def _name_of(source: Update, bot: str) -> str | None:
+    """The name of the author of a message, or of the message of a `MessageOrigin`; `None`: the bot is the author."""
+    chat = source.get("sender_chat") or source.get("chat" if "type" in source else "") or {}
+    user = source.get("sender_user") or source.get("from") or {}
+    if not chat and str(user.get("id")) == bot:
+        return None
+    named = (chat.get("title"), chat.get("username"), source.get("sender_user_name"))
+    return str(next(filter(None, (*named, user.get("first_name"), user.get("username"))), SOMEONE))
 
 
 def _command(message: Update) -> tuple[str, str]:
@@ -461,10 +500,12 @@ def _shared(message: Update) -> Shared | None:
     return None
 
 
-def _edited(message: Update) -> list[Event]:
+def _edited(message: Update, bot: str) -> list[Event]:
     place = _place(message)
     text = message.get("text", message.get("caption"))
-    return [] if text is None else [Edited(place, _author(message), _message_id(place), text)]
+    if text is None:
+        return []
+    return [Edited(place, _author(message), _message_id(place), text, _replied(message, bot))]
 
 
 def _pressed(query: Update) -> list[Event]:

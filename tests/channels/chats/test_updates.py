@@ -163,9 +163,9 @@ def test_a_message_without_text_gets_an_explanation(
     ("name", "more"),
     [
         ("discord", {"poll": {"question": {"text": "Tea?"}}}),
-        ("discord", {"message_reference": {"type": 1}, "message_snapshots": [{"message": {"content": "forwarded"}}]}),
+        ("discord", {"message_reference": {"type": 1}, "message_snapshots": [{"message": {"content": ""}}]}),
         ("discord", {}),
-        ("slack", {"attachments": [{"text": "shared", "is_share": True}]}),
+        ("slack", {"attachments": [{"text": "a preview", "from_url": "https://a.example"}]}),
         ("slack", {}),
     ],
 )

@@ -39,6 +39,9 @@ from perdure.channels.services.discord.rest import HTTP, Rest
 from perdure.channels.services.downloading import download
 from perdure.channels.services.protocol import (
     COMMANDS,
+    FORWARDED,
+    NO_TEXT,
+    SOMEONE,
     UPLOAD_S,
     Attachment,
     Button,
@@ -50,6 +53,7 @@ from perdure.channels.services.protocol import (
     Event,
     Place,
     Pressed,
+    Quoted,
     Received,
     Said,
     Sender,
@@ -75,6 +79,9 @@ _PING, _COMMAND, _COMPONENT = 1, 2, 3
 _PONG, _DEFERRED, _DEFERRED_UPDATE = {"type": 1}, {"type": 5}, {"type": 6}
 _SAID = frozenset({0, 19})
 """Types of messages that a person wrote: a plain message and a reply. Other types report joins, pins and the like."""
+
+_UNREAD = {"sticker_items": "a sticker", "attachments": "a file", "poll": "a poll"}
+"""What a message may have that is no text, by its member."""
 
 _UNSIGNED = "The request is not signed by Discord."
 _INTERACTION = "INTERACTION_CREATE"
@@ -182,7 +189,7 @@ class Discord:
             case "MESSAGE_CREATE":
                 events = self._said(data)
             case "MESSAGE_UPDATE" if data.get("edited_timestamp") and _is_from_person(data):
-                events = [Edited(_place(data), _sender(data), data["id"], self._text(data))]
+                events = [Edited(_place(data), _sender(data), data["id"], self._text(data), self._quoted(data))]
             case "MESSAGE_DELETE":
                 events = [Deleted(_place(data), _sender(data) if "author" in data else None, data["id"])]
             case "INTERACTION_CREATE":
@@ -199,15 +206,16 @@ class Discord:
         thread, private = "position" in data, "guild_id" not in data
         if not _is_from_person(data) or not (private or thread or self._is_addressed(data)):
             return []
-        text, place, sender = self._text(data), _place(data), _sender(data)
+        quoted, place, sender = self._quoted(data), _place(data), _sender(data)
+        text = self._text(data) or _in_place_of_text(data, quoted)
         known = thread and not self._is_addressed(data)
-        files = tuple(_shared(each) for each in data.get("attachments") or () if each.get("url"))
+        files = tuple(_shared(each) for part in (data, *_forwarded(data)) for each in _attached(part))
         if not text and not files:
             return [Unsupported(place, sender, data["id"], _content_of(data), if_known=known)]
         command, _, argument = text.partition(" ")
         if _is_command(command, argument):
             return [Commanded(place, sender, data["id"], command[1:].lower(), argument.strip())]
-        return [Said(place, sender, data["id"], text, if_known=known, files=files)]
+        return [Said(place, sender, data["id"], text, if_known=known, files=files, quoted=quoted)]
 
     def download(self, file: Shared, write: Callable[[bytes], None]) -> None:
         """Pass the content of an attachment to `write`.
@@ -229,6 +237,19 @@ class Discord:
         names = {each["id"]: f"@{each.get('global_name') or each['username']}" for each in data.get("mentions", ())}
         names[self._bot_id] = ""
         return _NAMED.sub(lambda found: names.get(found[1], "@someone"), data.get("content", "")).strip()
+
+    def _quoted(self, data: Update) -> tuple[Quoted, ...]:
+        """The messages that `data` forwards, whose authors Discord does not name, or the message it replies to."""
+        if forwarded := _forwarded(data):
+            texts = [self._text(each) for each in forwarded]
+            return tuple(Quoted(text, SOMEONE, is_forward=True) for text in texts if text)
+        replied = data.get("referenced_message") or {}
+        remark = next((what for name, what in _UNREAD.items() if replied.get(name)), None)
+        original = [self._text(each) for each in (replied, *_forwarded(replied))]
+        text = "\n".join([*([f"[{remark}, which is not shown]"] if remark else []), *filter(None, original)])
+        author = replied.get("author") or {}
+        name = author.get("global_name") or author.get("username") or SOMEONE
+        return (Quoted(text, None if author.get("id") == self._bot_id else name),) if text else ()
 
     def length(self, text: str) -> int:
         """The UTF-16 code units of the text, with escapes."""
@@ -488,8 +509,24 @@ def _is_command(word: str, argument: str) -> bool:
 
 def _content_of(data: Update) -> str:
     """What a message without text and files has, such as `a poll`."""
-    named = {"sticker_items": "a sticker", "attachments": "a file", "poll": "a poll", "message_snapshots": "a forward"}
+    named = {**_UNREAD, "message_snapshots": "a forward"}
     return next((what for name, what in named.items() if data.get(name)), "a message without text")
+
+
+def _in_place_of_text(data: Update, quoted: Sequence[Quoted]) -> str:
+    """The text of a message that has no text but quotes another message; empty if it has something unreadable, too."""
+    if not quoted or any(data.get(name) for name in _UNREAD):
+        return ""
+    return FORWARDED if quoted[0].is_forward else NO_TEXT
+
+
+def _forwarded(data: Update) -> list[Update]:
+    """The messages that a message forwards, as Discord copies them: without their authors."""
+    return [each["message"] for each in data.get("message_snapshots") or ()]
+
+
+def _attached(data: Update) -> list[Update]:
+    return [each for each in data.get("attachments") or () if each.get("url")]
 
 
 def _shared(file: Update) -> Shared:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hikari
 from hikari.api import RESTClient
+from hikari.messages import MessageSnapshot
 
 LONGEST_AGO = timedelta(days=1)
 MOST_READ = 300
@@ -29,20 +30,13 @@ async def read_history(rest: RESTClient, chat: str, after: str, now: datetime) -
 
 def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[str, Any]:
     """A message as a gateway event, with the fields for server and thread, which the REST API omits."""
-    replied = message.referenced_message
     event: dict[str, Any] = {
+        **_content(message),
         "id": str(message.id),
         "channel_id": str(message.channel_id),
         "type": int(message.type),
         "author": _user(message.author),
-        "content": message.content or "",
-        "mentions": [_user(each) for each in (message.user_mentions or {}).values()],
-        "attachments": [
-            {"url": each.url, "filename": each.filename, "content_type": each.media_type}
-            for each in message.attachments
-        ],
-        "sticker_items": [str(each.id) for each in message.stickers],
-        "referenced_message": {"author": _user(replied.author)} if replied is not None and replied.author else None,
+        "referenced_message": None if message.referenced_message is None else _replied(message.referenced_message),
     }
     if message.webhook_id is not None:
         event["webhook_id"] = str(message.webhook_id)
@@ -51,6 +45,25 @@ def _as_event(message: hikari.Message, channel: hikari.PartialChannel) -> dict[s
     if isinstance(channel, hikari.GuildThreadChannel):
         event["position"] = 0
     return event
+
+
+def _replied(message: hikari.PartialMessage) -> dict[str, Any]:
+    return {**_content(message), **({"author": _user(message.author)} if message.author else {})}
+
+
+def _content(message: hikari.PartialMessage | MessageSnapshot) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "content": message.content or "",
+        "mentions": [_user(each) for each in (message.user_mentions or {}).values()],
+        "attachments": [
+            {"url": each.url, "filename": each.filename, "content_type": each.media_type}
+            for each in message.attachments or ()
+        ],
+        "sticker_items": [str(each.id) for each in message.stickers or ()],
+    }
+    if isinstance(message, hikari.PartialMessage):
+        content["message_snapshots"] = [{"message": _content(each)} for each in message.message_snapshots or ()]
+    return content
 
 
 def _user(user: hikari.User) -> dict[str, Any]:

@@ -11,6 +11,20 @@ const RESUMED = {
   error: "An attempt failed unexpectedly. The next one continues the answer.",
 };
 
+/** A message that a message of a chat service replies to or forwards: its title, and between two marks its text. */
+const QUOTED = /(?:^|\n\n)([^\n]+):\n<quoted_message ([0-9a-f]{16})>\n([^]*?)\n<\/quoted_message \2>/g;
+
+/** The text of a message of the user as nodes. */
+function withQuotations(text) {
+  const nodes = [];
+  let end = 0;
+  for (const found of text.matchAll(QUOTED)) {
+    nodes.push(text.slice(end, found.index), element("blockquote", { dir: "auto", title: found[1] }, found[3]));
+    end = found.index + found[0].length;
+  }
+  return [...nodes, text.slice(end)].filter((each) => each !== "");
+}
+
 /**
  * A message of the user; `turnId` is that of its turn, once it is accepted, and `parts` has its files. `said` has both
  * for `said`.
@@ -18,7 +32,7 @@ const RESUMED = {
 export function userMessage(text, turnId = "", parts = []) {
   const files = parts.filter((each) => each.type !== "text");
   const made = element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
-    element("div", { className: "text" }, ...files.map(shownFile), text));
+    element("div", { className: "text" }, ...files.map(shownFile), ...withQuotations(text)));
   made.said = { text, files: files.map(({ type, file_id, name }) => ({ type, file_id, ...(name ? { name } : {}) })) };
   return made;
 }
