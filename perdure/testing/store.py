@@ -213,6 +213,7 @@ class MemoryStore(Database):
             "turns.lock_of_call": lambda _: [_Row()],
             "turns.read_call": self._read_call,
             "turns.finish_task": self._finish_task,
+            "turns.close_call": self._close_call,
             "turns.resume_parked": lambda _: [],
             "turns.make_parts": self._set_parts,
             "turns.set_parts": self._set_parts,
@@ -426,6 +427,12 @@ class MemoryStore(Database):
         effect.status, effect.result, effect.finished = finished["status"], finished["result"], True
         effect.payload = None
         return []
+
+    def _close_call(self, closed: Mapping[str, Any]) -> Sequence[object]:
+        effect = self.effects[closed["effect_id"]]
+        if effect.status == "intended":
+            effect.status, effect.result = closed["status"], closed["result"]
+        return [effect]
 
     def _set_parts(self, given: Mapping[str, Any]) -> Sequence[object]:
         self.effects[given["effect_id"]].parts = json.loads(given["parts"])

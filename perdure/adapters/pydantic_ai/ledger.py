@@ -517,7 +517,7 @@ class Calls:
         if not isinstance(found, Result):
             raise Unanswered
         self._statuses[position] = found.status
-        return ToolFailed(row.result or "") if found.status == "failed" else found.text
+        return ToolFailed(found.text.removeprefix("Error: ")) if found.status == "failed" else found.text
 
     def _decision(self, part: ToolCallPart) -> ToolApproved | ToolDenied:
         position = self._positions[part.tool_call_id]

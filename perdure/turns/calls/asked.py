@@ -11,8 +11,9 @@ worker crashes before this statement, the next one judges the same answer. After
 reads what the user said. A question without an answer is closed under the same lock: each message either is the answer,
 or begins a turn.
 
-`payload` is `{"said": [{"text": …} or {"value": …}], "judged": N, "problem": SENTENCE, "used": USAGE}`. `used` are the
-tokens of the guards that judged refused answers. Those that judge the last one are added to the result of the call.
+`payload` is `{"said": [{"text": …} or {"value": …}], "judged": N, "problem": SENTENCE, "used": USAGE}`, with `"closed":
+true` if the question ended without an answer. `used` are the tokens of the guards that judged refused answers. Those
+that judge the last one are added to the result of the call.
 """
 
 from __future__ import annotations
@@ -53,17 +54,21 @@ _UNREADABLE = "This answer cannot be used. Please answer again."
 _MOST_SAID = 2_000
 
 
-def bring(database: Database, wake: Waker | None, effect_id: UUID, value: Any) -> None:
-    """Record a value as the answer to a question. Nothing changes if the question has an answer."""
+def bring(database: Database, wake: Waker | None, effect_id: UUID, value: Any) -> bool:
+    """Record a value as the answer to a question.
+
+    Returns False, and changes nothing, if the question has an answer, or its turn no longer waits for one.
+    """
     with database.transaction("turns.answer_by_value") as transaction:
         if not transaction.run(queries.LOCK_OF_CALL, {"effect_id": effect_id}):
-            return
+            return False
         rows = transaction.run(
             queries.ANSWER_BY_VALUE,
             {"effect_id": effect_id, "said": as_json([{"value": untrusted.storable_json(value)}])},
         )
     if rows and rows[0].wakes and wake is not None:
         wake.session(rows[0].session_id, rows[0].priority)
+    return bool(rows)
 
 
 def resume(runtime: Runtime, turn: TurnRow, row: Row[Any], planned: Planned, screen: Screen) -> Result | None:

@@ -50,7 +50,7 @@ from perdure.tools.delegation import AgentTool
 from perdure.tools.registry import MAX_RESULT_CHARS, Effect
 from perdure.turns.calls import children, fan_out, queries
 from perdure.turns.calls.plan import Planned
-from perdure.turns.calls.result_values import Result, unknown_result, used_in
+from perdure.turns.calls.result_values import Result, outcome_of, unknown_result, used_in
 from perdure.turns.lease.tenure import TurnRow, TurnScope
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def resume(
     if sessions and sessions[0].ending:
         if row.waits_for == "timer":
             return Result(position, "denied", ENDED, row.effect_id)
-        return unknown_result(position, row)
+        return _closed(runtime, row, position)
     return None if row.sent else _unsent(runtime, row, planned)
 
 
@@ -318,16 +318,15 @@ def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit
         now = runtime.clock.now().isoformat(timespec="seconds")
         return Result(position, "done", f"The time has come: it is {now} now.", row.effect_id)
     if row.waits_for == "client":
-        log.warning("the call %s has no result within its time limit: its outcome is unknown", row.effect_id)
-        return unknown_result(position, row)
+        return _closed(runtime, row, position)
     scope.step_within(_SEND_S)
     if row.parts is not None:  # the next sweep revokes the unfinished tasks
-        parts = fan_out.load(row.parts)
-        for number in fan_out.running(parts):
+        ended: dict[int, fan_out.Part] = {}
+        for number in fan_out.running(fan_out.load(row.parts)):
             part = None if runtime.calls is None else runtime.calls.ask(part_task_id(row.effect_id, number))
             if isinstance(part, TaskEnded):
-                parts[number] = fan_out.Part(*_rendered(part, fan_out.most_chars(limit, len(parts))))
-        return Result(position, "done", fan_out.rendered(parts), row.effect_id)
+                ended[number] = fan_out.Part(*_rendered(part, fan_out.most_chars(limit, len(row.parts))))
+        return _closed(runtime, row, position, ended)
     if row.waits_for == "agent":
         found: TaskEnded | TaskRuns | None = children.answer_of(runtime.database, row.effect_id) if row.sent else None
     else:
@@ -335,7 +334,27 @@ def _due(runtime: Runtime, scope: TurnScope, row: Row[Any], position: int, limit
     if isinstance(found, TaskEnded):
         status, text = _rendered(found, limit)
         return Result(position, status, text if status == "done" else f"Error: {text}", row.effect_id, used_in(row))
-    log.warning("the %s %s has not ended within its time limit: its outcome is unknown", row.waits_for, row.effect_id)
+    return _closed(runtime, row, position)
+
+
+def _closed(runtime: Runtime, row: Row[Any], position: int, ended: Mapping[int, fan_out.Part] | None = None) -> Result:
+    """The result of a call for which the turn no longer waits: an unknown outcome, or a result that has just arrived.
+
+    Recorded under the lock that a result needs, so that none is accepted which the model does not read. A call with a
+    list of arguments has the results of the tasks that have ended; `ended` are those that are not recorded.
+    """
+    given: dict[str, Any] = {"effect_id": row.effect_id, "status": "unknown", "result": None}
+    with runtime.database.transaction("turns.close_call") as transaction:
+        call = fan_out.locked_call(transaction, row.effect_id)
+        if call is not None and ended is not None:
+            parts = fan_out.load(call.parts)
+            for number, part in ended.items():
+                parts[number] = parts[number] if parts[number].ended else part
+            given |= {"status": "done", "result": fan_out.rendered(parts)}
+        [closed] = transaction.run(queries.CLOSE_CALL, given)
+    if closed.status != "unknown":
+        return Result(position, *outcome_of(closed.status, closed.result), row.effect_id, used_in(row))
+    log.warning("the turn no longer waits for the %s %s: its outcome is unknown", row.waits_for, row.effect_id)
     return unknown_result(position, row)
 
 

@@ -13,9 +13,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
+from sqlalchemy import Row
 
 from perdure.agents import Agents
-from perdure.database.engine import Database
+from perdure.database.engine import Database, Executor
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.runtime import Runtime, Waker
 from perdure.text.untrusted import what_is_invalid
@@ -72,19 +73,30 @@ def bring(database: Database, wake: Waker | None, agents: Agents | None, turn_id
         NotFound: there is no such turn, or no such call in it.
         Conflict: the call is not run outside, has not begun, or the turn no longer waits for it.
     """
-    found = database.run(queries.FIND_CALL, {"turn_id": turn_id, "call_id": given.call_id})
+    row = _find_waiting(database, turn_id, given.call_id)
+    if row is None:
+        return
+    failed = given.error is not None
+    if row.waits_for == "user" and not failed:
+        is_recorded = asked.bring(database, wake, row.effect_id, given.result)
+    else:
+        ended = TaskEnded(failed=failed, value=given.error if failed else given.result)
+        recorded = awaited.record(database, wake, agents, row.effect_id, ended)
+        is_recorded = recorded is not None and recorded.waits
+    if not is_recorded:  # since the row was read, another result has arrived, or the turn has stopped waiting
+        _find_waiting(database, turn_id, given.call_id)
+
+
+def _find_waiting(executor: Executor, turn_id: UUID, call_id: str) -> Row[Any] | None:
+    """The call, if it waits for a result from outside; `None` if it has one. Raises as `bring`."""
+    found = executor.run(queries.FIND_CALL, {"turn_id": turn_id, "call_id": call_id})
     if not found:
         raise NotFound("There is no such call in this turn.")
     row = found[0]
     if row.waits_for not in {"client", "user"}:
         raise Conflict("That call is not run outside, so nobody brings its result.")
-    if row.status in _ENDED:
-        return
+    if row.status in _ENDED and not row.unanswered:
+        return None
     if row.status != "intended":
         raise Conflict("That call waits for no result: it has not begun, or its turn no longer waits for it.")
-    failed = given.error is not None
-    if row.waits_for == "user" and not failed:
-        asked.bring(database, wake, row.effect_id, given.result)
-        return
-    ended = TaskEnded(failed=failed, value=given.error if failed else given.result)
-    awaited.record(database, wake, agents, row.effect_id, ended)
+    return row

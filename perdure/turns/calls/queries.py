@@ -157,7 +157,8 @@ FIND_CALL = Statement(
     "turns.find_call",
     f"""
     SELECT e.effect_id, e.turn_id, e.tool, e.arguments, e.status, e.waits_for, e.decide_at <= perdure_now() AS expired,
-           coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits
+           coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits,
+           e.waits_for = 'user' AND e.payload ? 'closed' AS unanswered
     FROM ({below("%(turn_id)s::uuid", all_calls=True)}) AS below {each_row("turns", "turn_id = below.turn_id", "t")}
     {each_row("tool_effects", "turn_id = t.turn_id", "e")}
     {each_row("messages", "session_id = t.session_id AND seq = e.message_seq", "m")}
@@ -279,6 +280,19 @@ FINISH_TASK = Statement(
         result = %(result)s, finished_at = perdure_now(), probe_at = NULL, payload = NULL
     WHERE effect_id = %(effect_id)s AND {_AWAITED} AND finished_at IS NULL
     RETURNING effect_id
+    """,
+)
+
+# Ends the wait for such a call whose result has not arrived, and returns what its row records then. Run after
+# LOCK_OF_CALL: a result is either recorded before, or refused (`outside`).
+CLOSE_CALL = Statement(
+    "turns.close_call",
+    """
+    UPDATE tool_effects
+    SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
+        result = CASE WHEN status = 'intended' THEN %(result)s ELSE result END
+    WHERE effect_id = %(effect_id)s
+    RETURNING status, result
     """,
 )
 
@@ -415,11 +429,14 @@ CHARGE_QUESTION = Statement(
     """,
 )
 
-# Ends a question without an answer. Changes nothing if it has one. Run after LOCK_OF_CALL.
+# Ends a question without an answer. Changes nothing if it has one. Run after LOCK_OF_CALL. `closed` tells later answers
+# that the status is not that of an answer.
 CLOSE_QUESTION = Statement(
     "turns.close_question",
     f"""
-    UPDATE tool_effects AS e SET status = %(status)s, result = %(result)s, finished_at = perdure_now()
+    UPDATE tool_effects AS e
+    SET status = %(status)s, result = %(result)s, finished_at = perdure_now(),
+        payload = coalesce(e.payload, '{{}}') || '{{"closed": true}}'
     WHERE effect_id = %(effect_id)s AND status = 'intended' AND NOT {NEW_ANSWER}
     RETURNING effect_id
     """,

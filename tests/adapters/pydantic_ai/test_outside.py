@@ -6,6 +6,8 @@ anything twice.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -13,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from perdure.access.tenants import UserKey
+from perdure.database.engine import Statement
 from perdure.errors import Conflict, InvalidRequest, NotFound
 from perdure.sessions.ending import request_end
 from perdure.turns.calls.approvals import decide, parse_decision
@@ -157,6 +160,84 @@ def test_a_result_that_does_not_come_in_time(harness: Harness, bench: Bench) -> 
     assert (harness.results(), _statuses(harness)) == ([UNANSWERED], ["unknown"])
     with pytest.raises(Conflict):
         _bring(harness, turn)
+
+
+def _late(harness: Harness, turn: dict[str, Any]) -> None:
+    del turn
+    harness.move(harness.settings.approval.expires_s + 1)
+
+
+def _over(harness: Harness, turn: dict[str, Any]) -> None:
+    request_end(harness.database, UUID(turn["session_id"]), "test")
+
+
+@pytest.mark.parametrize("ends", [_late, _over])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("error", [None, "No camera."])
+def test_a_result_that_is_accepted_while_a_worker_ends_the_wait(
+    harness: Harness,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ends: Callable[[Harness, dict[str, Any]], None],
+    nth: int,
+    error: str | None,
+) -> None:
+    """Each result is either accepted and read by the model, or refused: before, between and after the worker's reads.
+
+    `nth` numbers the moments: the reads of the rows of the calls, and the commits.
+    """
+    turn = _ask(harness, bench)
+    ends(harness, turn)
+    seen = itertools.count(1)
+    accepted: list[bool] = []
+    run = harness.database.run
+
+    def bring() -> None:
+        if accepted or next(seen) != nth:
+            return
+        accepted.append(True)
+        given = {"call_id": "call_0", **({"result": "4006381"} if error is None else {"error": error})}
+        try:
+            answer(harness.runtime, UUID(turn["turn_id"]), parse_result(given))
+        except Conflict:
+            accepted[0] = False
+
+    def running(statement: Statement, *given: Any, **options: Any) -> Any:
+        if statement.name == "turns.step":
+            bring()
+        rows = run(statement, *given, **options)
+        if statement.name in {"turns.claim", "turns.effects_of_step", "turns.is_ending"}:
+            bring()
+        return rows
+
+    monkeypatch.setattr(harness.database, "run", running)
+    assert harness.resume(turn)["status"] == "done"
+    text = "4006381" if error is None else "Error: No camera." if bench.kind == "native" else '{"error":"No camera."}'
+    status = "done" if error is None else "failed"
+    expected = (text, status) if accepted[0] else (UNANSWERED, "unknown")
+    assert [*harness.results(), *_statuses(harness)] == [*expected]
+    harness.check()
+
+
+def test_a_wait_that_ends_while_a_result_is_brought(
+    harness: Harness, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request has read that the call waits, and is refused when it records the result."""
+    turn = _ask(harness, bench)
+    harness.move(harness.settings.approval.expires_s + 1)
+    run = harness.database.run
+
+    def running(statement: Statement, *given: Any, **options: Any) -> Any:
+        rows = run(statement, *given, **options)
+        if statement.name == "turns.find_call":
+            harness.resume(turn)
+        return rows
+
+    monkeypatch.setattr(harness.database, "run", running)
+    with pytest.raises(Conflict):
+        _bring(harness, turn)
+    assert harness.results() == [UNANSWERED]
 
 
 def test_cancelling_and_ending_do_not_wait(harness: Harness, bench: Bench) -> None:

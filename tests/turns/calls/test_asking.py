@@ -29,7 +29,7 @@ from perdure import (
 )
 from perdure.access.tenants import UserKey
 from perdure.agents import Agents
-from perdure.database.engine import Moment
+from perdure.database.engine import Moment, Statement
 from perdure.errors import Conflict, SettingsError, ToolError
 from perdure.models.prices import cost
 from perdure.sessions.ending import request_end
@@ -323,6 +323,39 @@ def test_a_question_without_an_answer(harness: Harness, end: Callable[[Harness, 
     assert harness.resume(turn)["status"] == "done"
     assert harness.results() == [expected]
     harness.check()
+
+
+@pytest.mark.parametrize("end", [_late, _ended])
+@pytest.mark.parametrize("given", [{"result": "small"}, {"error": "I will not say."}])
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_value_that_comes_too_late_is_refused(
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Harness, dict[str, Any]], str],
+    given: dict[str, str],
+    meanwhile: bool,
+) -> None:
+    """No caller is told that an answer is recorded that the model does not read.
+
+    `meanwhile`: a worker closes the question after the request has read that it waits.
+    """
+    turn = _ask(harness)
+    expected = end(harness, turn)
+    run = harness.database.run
+
+    def running(statement: Statement, *given: Any, **options: Any) -> Any:
+        rows = run(statement, *given, **options)
+        if statement.name == "turns.find_call":
+            harness.resume(turn)
+        return rows
+
+    if meanwhile:
+        monkeypatch.setattr(harness.database, "run", running)
+    else:
+        harness.resume(turn)
+    with pytest.raises(Conflict):
+        answer(harness.runtime, UUID(turn["turn_id"]), parse_result({"call_id": "call_0", **given}))
+    assert harness.results() == [expected]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -9,6 +9,7 @@ import pytest
 
 from perdure import GuardRejected, ToolCalled, ToolCalling, celery_tool, required, sleep_until, tool
 from perdure.access.tenants import UserKey
+from perdure.database.engine import Moment
 from perdure.memory.redis.memory import RedisMemory
 from perdure.sessions.ending import request_end
 from perdure.tools.awaited.port import TaskEnded, TaskRuns, TaskSent
@@ -212,6 +213,34 @@ def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harne
     broker.states[broker.sent[0].task_id] = TaskEnded(failed=False, value="just in time")
     harness.resume(turn)
     assert harness.results(turn) == ["just in time"]
+
+
+def test_a_result_that_arrives_after_the_last_poll_counts(
+    harness: Harness, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callback reports it before the worker has committed that the outcome is unknown."""
+    turn = ask_and_wait(harness)
+    harness.move(TIMEOUT_S + 1)
+    monkeypatch.setattr(broker, "ask", lambda _: end_task(harness, broker.sent[0], "just in time") and None)
+    harness.resume(turn)
+    assert harness.results(turn) == ["just in time"]
+    sweep_again(harness)
+    assert broker.revoked == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_when_a_call_is_closed(harness: Harness, broker: Broker, moment: Moment) -> None:
+    """The successor reads that the outcome is unknown, and the task is revoked."""
+    turn = ask_and_wait(harness)
+    harness.move(TIMEOUT_S + 1)
+    with harness.crashing(moment, "turns.close_call"):
+        harness.resume(turn)
+    harness.move(31)
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == [LOST]
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[0].task_id]
+    harness.check()
 
 
 def test_a_lost_result_is_found_in_the_result_backend(harness: Harness, broker: Broker) -> None:

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from perdure import celery_tool
+from perdure.database.engine import Moment
 from perdure.tools.awaited.port import TaskCall, TaskEnded, TaskSent
 from perdure.tools.registry import Effect
 from perdure.turns.calls.awaited import finish
@@ -122,6 +123,40 @@ def test_the_parts_of_a_list_are_polled_once_more_at_the_time_limit(harness: Har
     assert shown[1]["result"] == "just in time"
     sweep_again(harness)
     assert broker.revoked == [first.task_id, second.task_id]
+
+
+@pytest.mark.parametrize("ended", [1, 2])
+def test_parts_that_end_after_the_last_poll_count(
+    harness: Harness, broker: Broker, monkeypatch: pytest.MonkeyPatch, ended: int
+) -> None:
+    """Their callbacks report them before the worker has committed the result of the call."""
+    turn = _many(harness, 2)
+    harness.move(TIMEOUT_S + 1)
+
+    def poll(task_id: UUID) -> None:
+        if task_id == broker.sent[1].task_id:
+            for task in broker.sent[:ended]:
+                _part_ends(harness, task)
+
+    monkeypatch.setattr(broker, "ask", poll)
+    harness.resume(turn)
+    shown = json.loads(harness.results(turn)[0])
+    assert [next(iter(each)) for each in shown] == ["result"] * ended + ["unknown"] * (2 - ended)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_when_a_list_is_closed(harness: Harness, broker: Broker, moment: Moment) -> None:
+    """The successor shows the results of the tasks that have ended."""
+    turn = _many(harness, 2)
+    _part_ends(harness, broker.sent[0])
+    harness.move(TIMEOUT_S + 1)
+    with harness.crashing(moment, "turns.close_call"):
+        harness.resume(turn)
+    harness.move(31)
+    harness.resume(turn)
+    assert [next(iter(each)) for each in json.loads(harness.results(turn)[0])] == ["result", "unknown"]
+    sweep_again(harness)
+    assert broker.revoked == [broker.sent[1].task_id]
 
 
 def test_a_part_that_may_run_stays_in_doubt(harness: Harness, broker: Broker) -> None:
