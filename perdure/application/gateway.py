@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -70,7 +71,7 @@ def gateway(
 
 
 class MountedGateway:
-    """The gateway. The first request opens it, or `running` does. It runs in one event loop at a time."""
+    """The gateway. The first request opens it, or `running` does. Each event loop has a gateway of its own."""
 
     def __init__(
         self,
@@ -82,9 +83,9 @@ class MountedGateway:
         self._settings = settings
         self._celery = app
         self._rules = authenticate, may_approve
-        self._opened: _Opened | None = None
-        self._opening = asyncio.Lock()
-        atexit.register(self._close_parts)
+        self._openings: dict[asyncio.AbstractEventLoop, asyncio.Task[_Opened]] = {}
+        self._lock = threading.Lock()
+        atexit.register(self._close_parts, ended=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; opens the gateway if it is not open."""
@@ -97,30 +98,38 @@ class MountedGateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the gateway, and close it after the block. Use this in the lifespan of the outer application."""
-        await self._app()
         try:
+            await self._app()
             yield
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Answer the waiting requests, and close the connections. A later request opens the gateway again."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await opened.stack.aclose()
-            await asyncio.to_thread(opened.close)
+        with self._lock:
+            opening = self._openings.pop(asyncio.get_running_loop(), None)
+        if opening is None:
+            return
+        await asyncio.wait([opening])
+        if (opened := _result(opening)) is not None:
+            try:
+                await opened.stack.aclose()
+            finally:
+                await asyncio.to_thread(opened.close)
 
     async def _app(self) -> ASGIApp:
+        """The open gateway of the running event loop. A request that is cancelled does not cancel the opening."""
         loop = asyncio.get_running_loop()
-        if self._opened is None or self._opened.loop is not loop:
-            async with self._opening:
-                if self._opened is None or self._opened.loop is not loop:
-                    self._close_parts()  # of a gateway opened in an event loop that has ended
-                    self._opened = await self._open(loop)
-        return self._opened.app
+        opening = self._openings.get(loop)
+        if opening is None or (opening.done() and _result(opening) is None):
+            self._close_parts(ended=True)
+            opening = asyncio.create_task(self._open())
+            with self._lock:
+                self._openings[loop] = opening
+        return (await asyncio.shield(opening)).app
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> _Opened:
-        opened = _Opened(await asyncio.to_thread(_open, self._settings, self._celery, *self._rules), loop)
+    async def _open(self) -> _Opened:
+        opened = _Opened(await asyncio.to_thread(_open, self._settings, self._celery, *self._rules))
         try:
             await opened.stack.enter_async_context(opened.app.router.lifespan_context(opened.app))
         except BaseException:
@@ -144,20 +153,29 @@ class MountedGateway:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    def _close_parts(self) -> None:
-        """Close the connections. Call this once the gateway's event loop has ended."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
+    def _close_parts(self, *, ended: bool) -> None:
+        """Close the connections of all gateways, or of those whose event loops have `ended`."""
+        with self._lock:
+            loops = [loop for loop in self._openings if loop.is_closed() or not ended]
+            openings = [self._openings.pop(loop) for loop in loops]
+        for opening in openings:
+            if (opened := _result(opening)) is not None:
+                opened.close()
 
 
 class _Opened:
     """The parts of an open gateway."""
 
-    def __init__(self, gateway: OpenGateway, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, gateway: OpenGateway) -> None:
         self.app, self.close = gateway
-        self.loop = loop
         self.stack = AsyncExitStack()
+
+
+def _result(opening: asyncio.Task[_Opened]) -> _Opened | None:
+    """The gateway that `opening` has opened; `None` if it has failed, or has not ended."""
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()
 
 
 def _open(

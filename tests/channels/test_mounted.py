@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI, HTTPException, Request
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 import perdure
-from perdure.errors import SettingsError
+from perdure.application import gateway as opening
+from perdure.application.gateway import MountedGateway
+from perdure.errors import SettingsError, Unavailable
+from perdure.workers.opened import OpenGateway
+from tests.turns.harness import PATIENCE_S
 
 BASE_URL = "http://shop.example"
 
@@ -115,9 +122,115 @@ def test_a_gateway_without_a_lifespan_opens_with_the_first_request(database_url:
     app = FastAPI()
     app.mount("/agents", agents)
     with TestClient(app, base_url=BASE_URL, cookies={"session": "ana"}) as client:
-        assert agents._opened is None
+        assert agents._openings == {}
         assert client.get("/agents/readyz").status_code == 200
         assert client.portal is not None
         client.portal.call(agents.close)
     with TestClient(agents, base_url=BASE_URL, cookies={"session": "ana"}) as client:
         assert client.get("/readyz").status_code == 200, "an unmounted gateway opens with the server's lifespan"
+
+
+@pytest.fixture
+def agents(database_url: str, redis_url: str) -> MountedGateway:
+    """A gateway that no lifespan opens."""
+    return perdure.gateway(
+        authenticate=visitor, database_url=database_url, redis_url=redis_url, model="offline", _env_file=None
+    )
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each gateway that was opened, whether its connections were closed."""
+    found: list[bool] = []
+    really = opening._open
+
+    def counted(*given: Any) -> OpenGateway:
+        opened, number = really(*given), len(found)
+        found.append(False)
+
+        def close() -> None:
+            found[number] = True
+            opened.close()
+
+        return OpenGateway(opened.app, close)
+
+    monkeypatch.setattr(opening, "_open", counted)
+    return found
+
+
+async def _ask(agents: MountedGateway, count: int = 2) -> list[int]:
+    transport = httpx.ASGITransport(agents, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=BASE_URL, cookies={"session": "ana"}) as client:
+        answers = await asyncio.gather(*(client.get("/v1/sessions") for _ in range(count)))
+    return [each.status_code for each in answers]
+
+
+async def _ask_and_close(agents: MountedGateway) -> list[int]:
+    try:
+        return await _ask(agents)
+    finally:
+        await agents.close()
+
+
+def test_each_event_loop_has_a_gateway_of_its_own(agents: MountedGateway, closed: list[bool]) -> None:
+    """One after the other, as in an application's tests, and at once, as in two threads of a process."""
+    for _ in range(3):
+        assert asyncio.run(_ask(agents)) == [200, 200]
+    assert closed == [True, True, False], "the next loop closes the connections of one that has ended"
+
+    async def serve() -> list[list[int]]:
+        async with agents.running():
+            before = await _ask(agents)
+            other = await asyncio.to_thread(asyncio.run, _ask_and_close(agents))
+            return [before, other, await _ask(agents)]
+
+    assert asyncio.run(serve()) == [[200, 200]] * 3
+    assert closed == [True] * 5
+
+
+def test_a_request_that_is_cancelled_does_not_leave_connections_behind(
+    agents: MountedGateway, closed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that it began to open answers the next request, or is closed if none comes."""
+    may_open, really = threading.Event(), opening._open
+
+    def slowly(*given: Any) -> OpenGateway:
+        assert may_open.wait(PATIENCE_S)
+        return really(*given)
+
+    async def cancel(*, ask_again: bool) -> list[int]:
+        may_open.clear()
+        request = asyncio.create_task(_ask(agents))
+        while not agents._openings:  # noqa: ASYNC110 (a test's own poll)
+            await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.wait([request])
+        may_open.set()
+        if ask_again:
+            return await _ask_and_close(agents)
+        await agents.close()
+        return []
+
+    monkeypatch.setattr(opening, "_open", slowly)
+    assert asyncio.run(cancel(ask_again=True)) == [200, 200]
+    assert closed == [True]
+    assert asyncio.run(cancel(ask_again=False)) == []
+    assert closed == [True, True]
+
+
+def test_an_opening_that_fails_is_tried_again(
+    agents: MountedGateway, closed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests that wait for it fail with it; the next one opens the gateway."""
+    really = opening._open
+
+    def fail(*_: Any) -> OpenGateway:
+        monkeypatch.setattr(opening, "_open", really)
+        raise Unavailable("down")
+
+    async def ask_twice() -> list[int]:
+        return [*await _ask(agents), *await _ask_and_close(agents)]
+
+    monkeypatch.setattr(opening, "_open", fail)
+    assert asyncio.run(ask_twice()) == [500, 500, 200, 200]
+    assert closed == [True]
