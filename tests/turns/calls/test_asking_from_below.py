@@ -118,6 +118,15 @@ def test_an_answer_that_does_not_fit_is_asked_for_again(asking: Harness) -> None
     assert harness.resume(turn)["status"] == "done"
 
 
+def test_a_cancelled_agent_asks_nothing(asking: Harness) -> None:
+    """From the request on: a message is the next turn's, and the user's turn does not show the question any more."""
+    harness = asking
+    turn, child = begin(harness, calls(WHICH), says("It is old."), says("next"))
+    cancel(harness.runtime, child)
+    assert harness.turn(UUID(turn["turn_id"]))["waiting_for"] is None
+    assert str(harness.send("Italy").turn_id) != turn["turn_id"]
+
+
 def test_a_question_two_levels_below(asking: Harness) -> None:
     """Each turn above shows it. The answer wakes the turn that asks."""
     harness = asking
