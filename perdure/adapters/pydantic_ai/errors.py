@@ -9,11 +9,14 @@ from pydantic_ai import exceptions
 from perdure.clock import Clock
 from perdure.errors import (
     BudgetExhausted,
+    CircuitBreakerOpen,
     ContentFiltered,
+    DeadlineExceeded,
     IncompleteReply,
     InvalidResponse,
     PerdureError,
     ProviderError,
+    RateLimited,
 )
 from perdure.models.adapted.errors import of_api
 
@@ -21,18 +24,39 @@ _CUT_OFF: type[BaseException] | tuple[()] = getattr(exceptions, "OutputTokenLimi
 """The error of a reply without a text that a limit of tokens cut off. pydantic-ai 2.64 has no such error."""
 
 
+_OF_PROVIDERS = (CircuitBreakerOpen, DeadlineExceeded, ProviderError, RateLimited)
+"""What perdure raises if a model does not answer, and another one may."""
+
+
 def of_model(error: BaseException, clock: Clock) -> PerdureError | None:
     """The error of perdure for one that a model of pydantic-ai raised; `None` if the model did not cause it."""
     found = _of_model(error, clock)
-    if found is not None and found is not error:
+    if found is not None and not _has(error, found):
         found.__cause__ = error
     return found
 
 
-def as_raised(error: Exception) -> Exception:
-    """The error that pydantic-ai raised, if `of_model` made `error` of it; else `error`."""
+def _has(error: BaseException, found: PerdureError) -> bool:
+    """Whether `found` is the error or, after `as_raised`, its cause."""
+    if isinstance(error, exceptions.FallbackExceptionGroup):
+        return any(_has(each, found) for each in error.exceptions)
+    return found is error or found is error.__cause__
+
+
+def as_raised(error: Exception, model: str) -> Exception:
+    """The error that the run sees: the one that pydantic-ai raised, if `of_model` made `error` of it.
+
+    A failure that perdure has found, such as an open circuit breaker, is one of pydantic-ai, so that a capability such
+    as `ModelFallback` asks another model.
+    """
     cause = error.__cause__
-    return cause if isinstance(error, PerdureError) and _is_of_model(cause) else error
+    if isinstance(error, PerdureError) and _is_of_model(cause):
+        return cause
+    if not isinstance(error, _OF_PROVIDERS):
+        return error
+    raised = exceptions.ModelAPIError(model, error.message)
+    raised.__cause__ = error
+    return raised
 
 
 def _is_of_model(error: BaseException | None) -> TypeGuard[Exception]:
@@ -53,6 +77,8 @@ def _of_model(error: BaseException, clock: Clock) -> PerdureError | None:  # noq
     match error:
         case PerdureError():
             return error
+        case exceptions.ModelAPIError() if isinstance(error.__cause__, PerdureError):  # see `as_raised`
+            return error.__cause__
         case exceptions.FallbackExceptionGroup():
             causes = (_of_model(each, clock) for each in error.exceptions)
             found = [each for each in causes if each is not None]

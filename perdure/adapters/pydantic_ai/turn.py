@@ -477,7 +477,7 @@ class AdaptedTurn(Turn):
 
     def _request(self, start: Callable[[], Running[Any]], asked: Asked) -> Any:
         """Commit what came before, and call the model. Returns the model's error, if it failed."""
-        model_id = _model_id(asked.context)
+        model_id = asked.model_id
         self._close_round(asked)
         if self._why_stop() is not None:
             raise Interrupted
@@ -490,7 +490,7 @@ class AdaptedTurn(Turn):
         except (CallAborted, Interrupted, LeaseLost, Refused):
             raise
         except Exception as error:  # noqa: BLE001 (raised in the run, which may have another model)
-            raised = errors.as_raised(error)
+            raised = errors.as_raised(error, self._name_of(asked))
             self._model_error = raised, error
             return raised
         self._note(asked)
@@ -549,7 +549,7 @@ class AdaptedTurn(Turn):
         texts += [each.instructions or "" for each in requests[-1:]]
         earlier = fitting_entries(transcript, budget).earlier
         made = record.of_call(
-            self._agent, self._model_name, asked.settings or {},
+            self._agent, self._name_of(asked), asked.settings or {},
             instructions=record.of_instructions("\n\n".join(texts), None),
             parts=() if self._built is None else self._built.parts, earlier=earlier, budget=budget,
             tools=[schema_of(each) for each in (*asked.parameters.function_tools, *asked.parameters.output_tools)],
@@ -574,7 +574,7 @@ class AdaptedTurn(Turn):
         call = ModelCall(runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
-        model, model_id = _unwrapped(asked.context.model), _model_id(asked.context)
+        model, name = _unwrapped(asked.model), self._name_of(asked)
         with self._tenure.calling(call), self._guards.over(call):
             if isinstance(model, OwnModel):
                 try:
@@ -598,7 +598,7 @@ class AdaptedTurn(Turn):
 
                 def attempts() -> Any:
                     return retrying(
-                        self._model_name,
+                        name,
                         lambda: self._attempt_request(start, part, model),
                         runtime.settings.retry,
                         call_window,
@@ -606,20 +606,24 @@ class AdaptedTurn(Turn):
                     )
 
                 if runtime.breakers is None:
-                    return self._measured(attempts, model_id)
-                breaker = runtime.breakers.get(f"llm:{self._model_name}")
-                return self._measured(lambda: breaker.execute(attempts, part.remaining()), model_id)
+                    return self._measured(attempts, name, asked)
+                breaker = runtime.breakers.get(f"llm:{name}")
+                return self._measured(lambda: breaker.execute(attempts, part.remaining()), name, asked)
 
-    def _measured(self, call: Callable[[], Any], model_id: str | None) -> Any:
+    def _name_of(self, asked: Asked) -> str:
+        """The name of the model of a request, which a capability of the agent may have chosen."""
+        return self._model_name if isinstance(_unwrapped(asked.model), OwnModel) else asked.model_id or self._model_name
+
+    def _measured(self, call: Callable[[], Any], name: str, asked: Asked) -> Any:
         measures, clock, settings = self._runtime.measures, self._runtime.clock, self._runtime.settings
         began = clock.monotonic()
         try:
             payload = call()
         except BaseException as error:
-            measures.model_called(self._model_name, clock.monotonic() - began, None, error, settings)
+            measures.model_called(name, clock.monotonic() - began, None, error, settings)
             raise
-        usage = self._read_reply(payload, model_id)[1].usage
-        measures.model_called(self._model_name, clock.monotonic() - began, usage, None, settings)
+        usage = self._read_reply(payload, asked.model_id)[1].usage
+        measures.model_called(name, clock.monotonic() - began, usage, None, settings)
         return payload
 
     def _attempt_request(self, start: Callable[[], Running[Any]], part: ModelCall, model: object) -> Any:
@@ -895,11 +899,6 @@ def _why_not_run(reply: Entry) -> str:
     """The result of each call of a reply that the agent rejected."""
     ended = ModelReply(reply.content, reply.tool_calls, stop_reason=reply.stop_reason or endings.STOP)
     return f"Error: {why_calls_do_not_run(ended) or 'this call was not run.'}"
-
-
-def _model_id(context: RunContext[Any]) -> str | None:
-    """The identifier of the model of a request."""
-    return context.model_id or (context.model.model_id if isinstance(context.model, Model) else None)
 
 
 def _streams(model: Model | str) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import count
 from typing import Any, Protocol, Self, cast
+from weakref import WeakValueDictionary
 
 from pydantic_ai import AbstractToolset, CallToolsNode, RunContext, ToolsetTool, UserPromptNode, WrapperToolset
 from pydantic_ai.agent.abstract import AbstractAgent
@@ -36,7 +37,7 @@ from pydantic_ai.durable_exec import (
 )
 from pydantic_ai.durable_exec._operation import IdentityParameterTransport, NoCacheIdentity
 from pydantic_ai.durable_exec._toolset import wrap_tool_call_result
-from pydantic_ai.exceptions import ModelRetry
+from pydantic_ai.exceptions import ModelRetry, UserError
 from pydantic_ai.messages import (
     AgentStreamEvent,
     ModelMessage,
@@ -62,6 +63,12 @@ _numbers = count()
 
 OWN_MODEL = "perdure"
 """The name by which pydantic-ai knows a model that is not the agent's own."""
+
+given_models: WeakValueDictionary[str, Model] = WeakValueDictionary()
+"""The models to which capabilities have moved requests, such as `ModelFallback`. Units run in this process."""
+
+_MARK = "\0"
+"""In a name of `given_models`, between the model's identifier and a number."""
 
 CUT_OFF = "Your reply was cut off before it was complete, so none of its calls were run."
 
@@ -91,6 +98,22 @@ class Asked:
     settings: ModelSettings | None
     parameters: ModelRequestParameters
     context: RunContext[Any]
+    given: str | None = None
+    """The name of the model in `given_models`, if a capability has moved the request to another model."""
+
+    @property
+    def model(self) -> object:
+        """The model of the request, or its name."""
+        found = None if self.given is None else given_models.get(self.given)
+        return self.context.model if found is None else found
+
+    @property
+    def model_id(self) -> str | None:
+        """The identifier by which pydantic-ai knows the model of the request."""
+        if self.given is not None and self.given in given_models:
+            return self.given.partition(_MARK)[0]
+        model = self.context.model
+        return self.context.model_id or (model.model_id if isinstance(model, Model) else None)
 
 
 class Run(Protocol):
@@ -148,7 +171,9 @@ class _Backend(JournalCallableOperationBackend[None]):
         del name, config
         run = current.get()
         if run is not None and isinstance(operation_id, ModelRequestId):
-            return await run.request_model(body, Asked(*cache_key[1:]))
+            _, messages, settings, parameters, context = cache_key
+            asked = Asked(messages, settings, parameters, context, operation_id.model_id)
+            return await run.request_model(body, asked)
         if run is not None and isinstance(operation_id, ToolsetCallToolId):
             _, arguments, context, tool = cache_key
             definition = getattr(tool, "tool_def", tool)
@@ -205,6 +230,25 @@ class Durability(BaseDurabilityCapability[Any]):
             super()._bind_models(agent)
         else:  # a model of perdure, which each run is given
             self._models_by_id = dict(self._extra_models)
+
+    def _model_id_for_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> str | None:
+        """Name a model that only this process knows, which pydantic-ai's own engines refuse."""
+        try:
+            return super()._model_id_for_request(ctx, request_context)
+        except UserError:
+            model = request_context.model
+            name = f"{request_context.model_id or model.model_id}{_MARK}{next(_numbers)}"
+            given_models[name] = model
+            return name
+
+    def _registered_model_id(self, model: Model) -> tuple[bool, str | None]:
+        found = super()._registered_model_id(model)
+        known = None if found[0] else next((name for name, each in given_models.items() if each is model), None)
+        return found if known is None else (True, known)
+
+    async def _resolve_model_for_request(self, model_id: str | None, run_context: RunContext[Any]) -> Model:
+        given = None if model_id is None else given_models.get(model_id)
+        return await super()._resolve_model_for_request(model_id, run_context) if given is None else given
 
     def _wrap_and_register_leaf(self, ts: AbstractToolset[Any]) -> AbstractToolset[Any]:
         # The ledger knows a call by its reply and its id. Agents may share a toolset: its name is unique in a process.

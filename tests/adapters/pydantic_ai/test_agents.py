@@ -53,11 +53,11 @@ from tests.turns.harness import Harness
 class Scripting:
     """A model of pydantic-ai that replies with its lines, and records what it receives."""
 
-    def __init__(self, *lines: Any) -> None:
+    def __init__(self, *lines: Any, name: str | None = None) -> None:
         self.lines = list(lines)
         self.seen: list[list[ModelMessage]] = []
         self.instructions: list[str | None] = []
-        self.model = FunctionModel(self.answer)
+        self.model = FunctionModel(self.answer, model_name=name)
 
     def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         """The next line."""
