@@ -207,6 +207,7 @@ class MemoryStore(Database):
             "turns.effects_of_step": self._effects_of_step,
             "turns.ask_approval": self._ask_approval,
             "turns.defer_call": self._defer_call,
+            "turns.intend_call": self._intend_call,
             "turns.begin_approved": self._begin_approved,
             "turns.note_sent": self._note_sent,
             "turns.lock_held": lambda _: [_Row()],
@@ -388,6 +389,13 @@ class MemoryStore(Database):
             columns = {name: call.get(name) for name in _INTENT}
             columns["status"] = "asked"
             self.effects[effect_id] = Effect(effect_id, asked["message_seq"], **columns)
+        return [_Row()]
+
+    def _intend_call(self, intended: Mapping[str, Any]) -> Sequence[object]:
+        for call in json.loads(intended["calls"]):
+            effect_id = UUID(call["effect_id"])
+            columns = {**{name: call.get(name) for name in _INTENT}, "status": "intended"}
+            self.effects[effect_id] = Effect(effect_id, intended["message_seq"], **columns)
         return [_Row()]
 
     def _defer_call(self, deferred: Mapping[str, Any]) -> Sequence[object]:

@@ -12,6 +12,7 @@ from pydantic_ai.capabilities import AbstractCapability, HandleDeferredToolCalls
 
 from perdure import effect
 from perdure.database.engine import Moment
+from perdure.testing import ask
 from perdure.turns.calls.approvals import decide, parse_decision
 from perdure.turns.calls.outside import answer, parse_result
 from perdure.turns.calls.result_values import UNKNOWN_OUTCOME
@@ -100,6 +101,16 @@ def _approving(ran: list[int], metadata: dict[str, Any] | None = None) -> Pydant
         return f"paid {amount}"
 
     return bare
+
+
+@pytest.mark.parametrize("also", [[], ["c2"]])
+def test_a_capability_approves_a_call_of_a_test(also: list[str]) -> None:
+    """`ask` runs it as a worker does."""
+    ran: list[int] = []
+    calls = [_call("pay", name, amount=5) for name in ["c1", *also]]
+    made = ask(_approving(ran), "go", model=Scripting(calls, "done").model)
+    assert (made.status, made.reply, ran) == ("done", "done", [5] * len(calls))
+    assert [(each.status, each.result) for each in made.calls] == [("done", "paid 5")] * len(calls)
 
 
 def test_a_capability_approves_a_call(harness: Harness) -> None:
