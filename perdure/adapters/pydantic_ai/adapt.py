@@ -77,7 +77,15 @@ class AdaptedAgent(Agent):
         return sorted(name for each in self.wrapped.toolsets for name, _ in tools_of(each))
 
     def asked_model(self, default: str) -> Any:
-        return self.model or self.wrapped.model or default
+        return self.model or self.own_model or default
+
+    @property
+    def own_model(self) -> Any:
+        """The model of the agent itself, which is the first one of its `ModelFallback` if it has no other."""
+        if self.wrapped.model is not None:
+            return self.wrapped.model
+        found = self.wrapped.root_capability.get_model()
+        return found if isinstance(found, Model | str) else None
 
     def model_in(self, runtime: Runtime) -> Model | str:
         """The model of a run: the agent's own, or a model of perdure if it has none.
@@ -90,8 +98,9 @@ class AdaptedAgent(Agent):
             return given
         if given is not None:
             return OwnModel.of(given, runtime)
-        if self.model is None and self.wrapped.model is not None:
-            return self.wrapped.model
+        if self.model is None and self.own_model is not None:
+            found: Model | str = self.own_model
+            return found
         return OwnModel.of(runtime.models(self.model or runtime.settings.model), runtime)
 
     def given_model(self, model: Model | str) -> Model | None:
@@ -139,7 +148,8 @@ def adapt(
         name: Defaults to the agent's own name.
         deps: Makes the dependencies of each run, from the turn; required if the agent has a `deps_type`.
         memory: Whether what perdure remembers of the user is added to the agent's instructions.
-        model: The name of a model of perdure. Defaults to the agent's own model, or to `PERDURE_MODEL` if it has none.
+        model: The name of a model of perdure. Defaults to the agent's own model, to the first
+            one of its `ModelFallback`, or to `PERDURE_MODEL`.
         usage_limits: The limits of a run, as pydantic-ai's `run` takes them.
         max_steps: As for `Agent`.
         timeout_s: As for `Agent`.
@@ -234,6 +244,11 @@ def _check_durable(made: AdaptedAgent) -> None:
         raise SettingsError(
             f"agent {made.name!r} has a capability with durable operations of its own, or a workspace: "
             "perdure records model requests and tool calls only"
+        )
+    if made.model is None and made.own_model is None and agent.root_capability.get_model() is not None:
+        raise SettingsError(
+            f"agent {made.name!r} has a capability that selects a model, such as SelectModel, but no model for it to "
+            "replace: pass model=… to the Agent"
         )
     for toolset in agent.toolsets:
         for name, metadata in tools_of(toolset):

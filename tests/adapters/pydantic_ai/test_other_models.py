@@ -13,10 +13,11 @@ from pydantic_ai.capabilities import AbstractCapability, ModelFallback, ResolveM
 from pydantic_ai.exceptions import ModelHTTPError, RetryModelRequest
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models.test import TestModel
 
 from perdure import adapt
 from perdure.agents import Agents
-from perdure.errors import CircuitBreakerOpen, ProviderError
+from perdure.errors import CircuitBreakerOpen, ProviderError, SettingsError
 from perdure.testing import Scripted, ask
 from perdure.turns.lease.claim import Ran
 from tests.adapters.pydantic_ai.test_agents import Scripting, _call
@@ -176,3 +177,35 @@ def test_a_crash_behind_the_reply_of_another_model(harness: Harness) -> None:
         row.model for row in harness.sql("SELECT prompt ->> 'model' AS model FROM messages WHERE role = 'assistant'")
     }
     assert models == {"function:other"}
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_first_fallback_is_the_model_of_an_agent_without_one(*, is_named: bool) -> None:
+    """As without perdure: the agent is not asked with `PERDURE_MODEL`."""
+    first = TestModel(custom_output_text="from the first")
+    named = ResolveModelId[Any](lambda _, name: first if name == "own:first" else None)
+    fallback = ModelFallback[Any]("own:first" if is_named else first, Scripting().model)
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[fallback, named])
+    assert ask(bare, "go").reply == "from the first"
+    assert ask(bare, "go", model=Scripted("from the test")).reply == "from the test"
+
+
+def test_the_second_fallback_of_an_agent_without_a_model() -> None:
+    """It answers if the first one fails."""
+    fallback = ModelFallback[Any](_down().model, Scripting("from the second").model)
+    assert ask(PydanticAgent[Any, Any](name="assistant", capabilities=[fallback]), "go").reply == "from the second"
+
+
+def test_a_selection_without_a_model_to_replace_is_refused() -> None:
+    """The agent would be asked with `PERDURE_MODEL`, and nothing would be selected."""
+    bare = PydanticAgent[Any, Any](name="assistant", capabilities=[SelectModel(lambda _: "openai:gpt-5")])
+    with pytest.raises(SettingsError, match="no model for it to replace: pass model="):
+        adapt(bare)
+
+
+def test_a_conversation_without_a_model() -> None:
+    """The error names the way out, as for an agent of perdure."""
+    bare = PydanticAgent[Any, Any](name="assistant")
+    for agent in (bare, adapt(bare, model="offline")):
+        with pytest.raises(SettingsError, match=r"agent 'assistant' needs a model, such as Scripted"):
+            ask(agent, "go")
