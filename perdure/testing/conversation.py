@@ -248,7 +248,7 @@ class Conversation:
         self._agents = {each.name: adopt(each, self._model_of(each.name)) for each in known}
         self._agent = self._agents[first.name]
         if self._model_of(first.name) is None and not isinstance(self._agent, RunsItsTurns):
-            raise SettingsError(f"agent {self._agent.name!r} needs a model, such as Scripted(…)")
+            raise _lacks_model(self._agent.name)
         self._user = user_key(tenant, user_id)
         self._channel = channel
         self._metadata = {**(metadata or {}), **({} if language is None else {"language": language})}
@@ -458,6 +458,12 @@ class Conversation:
     def _model_of(self, name: str) -> Any:
         return self._models.get(name, self._default_model)
 
+    def _called_model(self) -> Any:
+        found = self._model_of(self._agent.name)
+        if found is None:  # an agent of pydantic-ai without a model, or another agent
+            raise _lacks_model(self._agent.name)
+        return found
+
     def _decide(self, transcript: Transcript, approve: Approve) -> None:
         open_reply = transcript.open_reply()
         if open_reply is None:
@@ -554,12 +560,16 @@ class Conversation:
             self._clock,
             self._store,
             Agents([self._agent, *(each for each in self._agents.values() if each is not self._agent)]),
-            lambda _: self._model_of(self._agent.name),
+            lambda _: self._called_model(),
             _NoWorkers(),
             PostgresSnapshots(self._store),
             breakers=Breakers(self._settings.breaker, self._clock),
             calls=self._tasks,
         )
+
+
+def _lacks_model(agent: str) -> SettingsError:
+    return SettingsError(f"agent {agent!r} needs a model, such as Scripted(…)")
 
 
 class _NoWorkers:
