@@ -9,6 +9,7 @@ import email
 import json
 import threading
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,6 +36,11 @@ class TelegramServer:
         """The contents of files, by `file_id`."""
         self.received: list[tuple[str, str, bytes]] = []
         """The files that the bot has sent: the method, the name and the content."""
+        self.reads = threading.Event()
+        """While it is not set, the server reads no body."""
+        self.reads.set()
+        self.cut = threading.Event()
+        """Set when a connection has ended within a body."""
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -102,7 +108,13 @@ class TelegramServer:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                server.reads.wait()
+                length, content = int(self.headers.get("Content-Length", 0)), b""
+                with suppress(ConnectionError):
+                    content = self.rfile.read(length)
+                if len(content) < length:
+                    server.cut.set()
+                    return
                 method, kind = self.path.rpartition("/")[2], str(self.headers.get("Content-Type", ""))
                 if kind.startswith("multipart/form-data"):
                     fields, sent = _form(kind, content)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from telegram import Bot, InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOptions
 from telegram.constants import ChatAction, ParseMode
-from telegram.error import BadRequest, ChatMigrated, Forbidden, RetryAfter, TelegramError
+from telegram.error import BadRequest, ChatMigrated, Forbidden, NetworkError, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
 from perdure.channels.services.downloading import download
@@ -227,10 +227,10 @@ class Telegram:
             Undeliverable: as in `send`, or Telegram refuses the file.
             DeliveryFailed: Telegram did not confirm the message.
         """
-        self._call(lambda: self._send_file(place, file))
+        self._call(lambda: self._send_file(place, file), UPLOAD_S)
 
     async def _send_file(self, place: Place, file: Attachment) -> None:
-        named: dict[str, Any] = {"filename": file.name, "write_timeout": UPLOAD_S}
+        named: dict[str, Any] = {"filename": file.name, "write_timeout": _DEADLINE_S}
         if file.media_type in _PHOTOS and len(file.data) <= _PHOTO_BYTES:
             try:
                 await _to_chat(partial(self._bot.send_photo, photo=file.data, **named), place)
@@ -354,20 +354,22 @@ class Telegram:
             thread.join(TIMEOUT_S)
         self._loop.close()
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]], within_s: float = _DEADLINE_S) -> Any:
+        """Run `work` on the event loop. After `within_s` seconds it is cancelled, so that nothing is sent later."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="telegram", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(_DEADLINE_S)
+        bounded = asyncio.wait_for(work(), within_s)
+        return asyncio.run_coroutine_threadsafe(bounded, self._loop).result(within_s + TIMEOUT_S)
 
-    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _call(self, work: Callable[[], Coroutine[Any, Any, Any]], within_s: float = _DEADLINE_S) -> Any:
         try:
-            return self._run(work)
+            return self._run(work, within_s)
         except TelegramError as error:
             _refuse(error)
         except TimeoutError as error:
-            raise DeliveryFailed(f"no answer within {_DEADLINE_S} s") from error
+            raise DeliveryFailed(f"no answer within {within_s:g} s") from error
 
 
 async def _to_chat(send: Callable[..., Coroutine[Any, Any, Any]], place: Place) -> None:
@@ -536,5 +538,7 @@ def _refuse(error: TelegramError) -> NoReturn:
             raise Undeliverable("refused: the chat does not exist", HTTPStatus.NOT_FOUND) from error
         case BadRequest():
             raise Undeliverable(f"refused: {error.message[:100]}", 400) from error
+        case NetworkError() if "too large" in error.message.lower():  # status 413
+            raise Undeliverable("refused: too large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
         case _:
             raise DeliveryFailed(type(error).__name__) from error

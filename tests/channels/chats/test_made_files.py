@@ -15,6 +15,7 @@ from perdure.channels.services.telegram import Telegram
 from perdure.errors import ProviderError
 from perdure.files.results import describe_result, ending_files
 from perdure.files.store import Owner
+from perdure.turns.outbox import DeliveryFailed
 from tests.channels.chats.installation import AllServers, Installation
 from tests.channels.chats.updates import said, slack_event, telegram_said
 from tests.channels.discord_server import DiscordServer
@@ -32,7 +33,11 @@ REFUSALS: dict[str, list[tuple[str, int, dict[str, Any]]]] = {
         ("/messages", 403, {"body": {"code": 50013, "message": "Missing Permissions"}}),
     ],
     "slack": [("files.getUploadURLExternal", 200, {"error": "missing_scope"})],
-    "telegram": [("sendPhoto", 400, {}), ("sendPhoto", 400, {"description": "Bad Request: too many pixels"})],
+    "telegram": [
+        ("sendPhoto", 400, {}),
+        ("sendPhoto", 400, {"description": "Bad Request: too many pixels"}),
+        ("sendPhoto", 413, {"description": "Request Entity Too Large"}),
+    ],
 }
 SERVICES = pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
 
@@ -97,7 +102,7 @@ def test_a_failed_upload_is_repeated_alone(three: Installation, every: AllServer
 
 
 @SERVICES
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_line_is_sent_if_the_service_refuses_the_file(
     three: Installation, every: AllServers, name: str, number: int
 ) -> None:
@@ -191,6 +196,20 @@ def test_a_photo_that_telegram_refuses_is_sent_otherwise(
     channel.send_file(replace(Place("21"), thread="5"), Attachment(IMAGE, "image.png", "image/png"), "key")
     [(method, _, _)] = telegram.received
     assert method == ("sendPhoto" if "thread" in description else "sendDocument")
+
+
+def test_an_upload_that_takes_too_long_is_not_completed_later(
+    three: Installation, telegram: TelegramServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the chat gets the file twice, because the delivery is attempted again."""
+    monkeypatch.setattr("perdure.channels.services.telegram.UPLOAD_S", 2.0)
+    telegram.reads.clear()
+    content = bytes(2 * 10**7)  # more than the sockets' buffers take
+    with pytest.raises(DeliveryFailed, match="no answer within 2 s"):
+        three.channels["telegram"].send_file(Place("21"), Attachment(content, "a.bin", "application/zip"), "key")
+    telegram.reads.set()
+    assert telegram.cut.wait(30)
+    assert telegram.received == []
 
 
 LINE = "[image: image/png, 68 bytes; file 01931e71-20c4-7a05-8f3b-5d0f6a1e9b42]"
