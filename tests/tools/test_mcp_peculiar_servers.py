@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from perdure import McpServer, OutcomeUnknown, ToolError
+from perdure.errors import SettingsError
 from tests.tools.test_mcp import WAIT_S, Rig, context
 
 JSON, TEXT = "application/json", "text/plain"
@@ -171,6 +172,64 @@ def test_a_function_gives_the_headers_of_each_request(rig: Rig, caplog: pytest.L
         assert "SECRET" not in caplog.text
         fails.clear()
         rig.answers(server)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"Authorization": "Bearer SECRET\n"}, "it returned the header 'Authorization' with characters that HTTP"),
+        ({"Authorization": "Bearer SECRET…"}, "it returned the header 'Authorization' with characters that HTTP"),
+        ({"X Y": "SECRET"}, "it returned the header 'X Y' with characters that HTTP"),
+        ("SECRET", "it returned a value of type str, not a mapping"),
+    ],
+    ids=["a line break", "no ASCII", "a space in a name", "no mapping"],
+)
+def test_headers_that_cannot_be_sent_are_named_without_their_values(
+    rig: Rig, caplog: pytest.LogCaptureFixture, given: Any, why: str
+) -> None:
+    """A token that is read from a file ends with a line break. The call is not sent, and no text has the token."""
+    remote, headers = Remote(), [{"Authorization": "Bearer SECRET"}]
+    with serving(remote) as unsigned:
+        add = rig.tool(replace(unsigned, headers=lambda: headers[-1]), "add")
+        assert add.call({}, context()) == "3"
+        sent = len(remote.tokens)
+        headers.append(given)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(_outcome, add.call)
+            rig.until(call.done)
+        outcome = call.result()
+        rig.until(lambda: why in caplog.text)
+    assert "OutcomeUnknown" not in outcome
+    assert len(remote.tokens) == sent
+    assert "SECRET" not in outcome + caplog.text
+    if isinstance(given, dict):
+        with pytest.raises(SettingsError, match="HTTP does not allow") as refused:
+            replace(unsigned, headers=given)
+        assert "SECRET" not in str(refused.value)
+
+
+def test_a_function_of_headers_that_hangs_holds_up_no_call_and_no_shutdown(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is given up after `connect_timeout_s`."""
+    remote, hangs, over = Remote(), threading.Event(), threading.Event()
+
+    def signed() -> dict[str, str]:
+        if hangs.is_set():
+            over.wait(WAIT_S)
+        return {"Authorization": "Bearer 1"}
+
+    with serving(remote) as unsigned, ThreadPoolExecutor(1) as pool:
+        add = rig.tool(replace(unsigned, headers=signed, connect_timeout_s=1.0), "add")
+        hangs.set()
+        call = pool.submit(_outcome, add.call)
+        rig.pass_pause(call, caplog)
+        rig.until(call.done)
+        rig.connections.close()
+        over.set()
+    assert "the server remote cannot be reached at present" in call.result()
+    assert "MCP server remote is not connected" in caplog.text
+    assert "are killed" not in caplog.text
 
 
 def test_calls_of_a_dropped_session_are_sent_in_the_next_one(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

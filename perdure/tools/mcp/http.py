@@ -19,13 +19,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, JSONRPCError
 from pydantic import ValidationError
 
-from perdure.errors import loggable
+from perdure.errors import SettingsError, loggable
 from perdure.network.unlogged import unlogged_soon
 from perdure.text.declarations import is_text_by_text
 from perdure.text.untrusted import first_line
 from perdure.tools.mcp.faults import LOST, MAX_MESSAGE_BYTES, NOT_SENT, UNANSWERED
 from perdure.tools.mcp.filtering import Streams
-from perdure.tools.mcp.server import McpServer
+from perdure.tools.mcp.server import UNSENDABLE, McpServer, unsendable
 
 _SILENCE_S = 300.0
 """Seconds without data after which a connection counts as broken; most calls have a shorter time-out."""
@@ -67,7 +67,7 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
         if request.method == "DELETE":  # disconnecting must not wait for a server that hangs
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _GOODBYE_S)
         try:
-            request.headers.update(await self._own_headers())
+            request.headers.update(await self._own_headers(request.method))
         except Exception as error:  # noqa: BLE001 (the author's function may raise anything)
             self._ended.set()
             return _error_response(NOT_SENT, f"the function of its headers failed: {loggable(error)}")
@@ -80,12 +80,17 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
             return _error_response(LOST, f"{type(error).__name__}: {error}")
         return await self._checked(request, response)
 
-    async def _own_headers(self) -> Mapping[str, str]:
+    async def _own_headers(self, method: str) -> Mapping[str, str]:
         given = self._server.headers
         if callable(given):
-            given = await anyio.to_thread.run_sync(given)
+            with anyio.fail_after(_GOODBYE_S if method == "DELETE" else self._server.connect_timeout_s):
+                given = await anyio.to_thread.run_sync(given, abandon_on_cancel=True)
             if not is_text_by_text(given):
-                raise TypeError(f"it returned a value of type {type(given).__name__}, not a mapping of text to text")
+                raise SettingsError(
+                    f"it returned a value of type {type(given).__name__}, not a mapping of text to text"
+                )
+            if (name := unsendable(given)) is not None:
+                raise SettingsError(f"it returned the header {name[:100]!r} {UNSENDABLE}")
         return {**given, "accept-encoding": "identity"}  # so that the limit on received bytes also limits memory
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:

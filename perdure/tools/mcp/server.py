@@ -23,6 +23,9 @@ from perdure.tools.registry import (
 )
 
 _NAME = compiled(r"[a-zA-Z0-9_-]{1,32}")
+_HEADER = compiled(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = compiled(r"(?:[!-~](?:[ -~\t]*[!-~])?)?")
+UNSENDABLE = "with characters that HTTP does not allow, such as a line break at the end of a token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,11 @@ class McpServer:
     Each process that runs turns starts `command` as a child process. `PERDURE_MCP__COMMANDS` must contain the first
     item of `command`. The child's environment contains `env`, PATH, HOME and a few other variables, but not perdure's
     own. `headers` are sent with each request to `url`; for tokens that expire, they are a function without parameters,
-    which is called in a thread before each request. `effect` is the effect of all tools; `effects` overrides it for
-    single tools. If `trust_hints` is True, the server's hints (`readOnlyHint`, `idempotentHint`) override `effect`, but
-    not `effects`. `requires_approval` is one value for all tools, or maps single tools to their values, as does
-    `approver`. The keys of `effects`, `probes`, `requires_approval` and `approver` are names of tools without the
-    prefix `server:`.
+    which is called in a thread before each request, for at most `connect_timeout_s`. `effect` is the effect of all
+    tools; `effects` overrides it for single tools. If `trust_hints` is True, the server's hints (`readOnlyHint`,
+    `idempotentHint`) override `effect`, but not `effects`. `requires_approval` is one value for all tools, or maps
+    single tools to their values, as does `approver`. The keys of `effects`, `probes`, `requires_approval` and
+    `approver` are names of tools without the prefix `server:`.
 
     Example:
         >>> weather = McpServer("weather", command=["uvx", "weather-server"], effect="pure")
@@ -126,6 +129,8 @@ class McpServer:
                 raise self._unfit(
                     f"has {argument} that are not text by name; accepted: a mapping of text to text{more}"
                 )
+        if not callable(self.headers) and (name := unsendable(self.headers)) is not None:
+            raise self._unfit(f"has the header {name!r} {UNSENDABLE}")
         self._require("effects", isinstance(self.effects, Mapping), "a mapping of the tools' names to effects")
         are_probes = declarations.maps(probes, declarations.takes_one)
         self._require("probes", are_probes, "a mapping of the tools' names to functions with one parameter")
@@ -142,6 +147,14 @@ class McpServer:
 
     def _unfit(self, why: str) -> SettingsError:
         return SettingsError(f"the MCP server {self.name!r} {why}")
+
+
+def unsendable(headers: Mapping[str, str]) -> str | None:
+    """The name of the first header that cannot be sent; `None` if all can. An error of HTTP would show the value."""
+    unfit = (
+        name for name, value in headers.items() if not (_HEADER.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
+    )
+    return next(unfit, None)
 
 
 def check(servers: Iterable[McpServer], settings: McpSettings) -> None:
