@@ -61,6 +61,7 @@ from perdure.text.patterns import Pattern
 from perdure.text.tokens import cut_to, estimate_tokens
 from perdure.tools import docstring, registry
 from perdure.tools import search as tool_search
+from perdure.tools.mcp import server as mcp_server
 from perdure.tools.mcp import stdio
 from perdure.tools.mcp import tool as mcp_tool
 from perdure.turns.inbox import incoming
@@ -258,6 +259,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.sessions.summary.extract": lambda given: summary.extract([Message(Role.USER, given)]),
     "perdure.tools.docstring.describe": docstring.describe,
     "perdure.tools.mcp.stdio._too_long": lambda given: stdio._too_long((given.encode(errors="replace"),) * 2),
+    "perdure.tools.mcp.server.unsendable": lambda given: mcp_server.unsendable({given: given, "a": given}),
     "perdure.tools.mcp.tool.without_malformed": lambda given: mcp_tool.without_malformed(
         {"tools": [{"name": given, "inputSchema": {"type": given, given: given}}]}, "2025-11-25", 200
     ),
