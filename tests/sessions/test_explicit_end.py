@@ -23,11 +23,12 @@ from perdure.tasks.process import Process
 from perdure.tasks.sessions import end as end_task
 from perdure.turns.calls.approvals import ENDED, decide, parse_decision
 from perdure.turns.cancel import cancel
+from perdure.turns.run import loop
 from perdure.turns.run.loop import Runner
 from perdure.turns.sweep import sweep
 from perdure.workers.celery_application import load_tasks
 from tests.sessions.conftest import End
-from tests.turns.harness import Harness, side_by_side
+from tests.turns.harness import PATIENCE_S, Harness, side_by_side
 from tests.turns.scripted import Line, calls
 
 Way = Callable[[Harness, UUID, pytest.MonkeyPatch], object]
@@ -149,8 +150,9 @@ def test_in_the_middle_of_a_turn_no_other_worker_is_woken(
     """If a request to end the session arrives during a model call, the request publishes no wake-up.
 
     The turn continues, but its call that needs approval is denied. The same runner runs the queued turns. Then the
-    runner publishes the wake-up for the session's end.
+    runner publishes the wake-up for the session's end. A busy machine starts a gateway in more than a time slice.
     """
+    monkeypatch.setattr(loop, "_SLICE_S", PATIENCE_S)
     behind: list[UUID] = []
 
     def end_during_the_call(_: ModelRequest, __: ModelCall) -> ModelReply:
