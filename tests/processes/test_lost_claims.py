@@ -108,7 +108,7 @@ def test_the_beginning_of_a_sessions_next_turn_waits_for_the_disk(harness: Harne
     """It raises no fence: the holder of a turn that has not begun would settle it."""
     first, second = harness.send(user_id="goes on"), harness.send(user_id="goes on")
     tenure = harness.claimed(first.session_id)
-    verdict = unrun_verdict(harness.runtime, tenure.at_hand, Cancelled())
+    verdict = unrun_verdict(harness.runtime, tenure.fence, tenure.at_hand, Cancelled())
     settle(harness.database, harness.clock, tenure.fence, tenure.at_hand, verdict, keep_s=30.0)
     read_again(harness.runtime, tenure)
     server.restart(signal.SIGQUIT)

@@ -137,7 +137,7 @@ HOT = [
     run_queries.KEEP_INSTRUCTIONS,
     run_queries.STEP,
     run_queries.JOINED, run_queries.STEP_JOINING, calls_queries.ANSWER_QUESTION,
-    calls_queries.FINISH_EFFECT, calls_queries.CLOSE_CALL,
+    calls_queries.FINISH_EFFECT, calls_queries.CLOSE_CALL, calls_queries.CLOSE_CALLS,
     calls_queries.EXTEND_EFFECT,
     calls_queries.EFFECTS_OF_STEP, leave_queries.SETTLE, run_queries.KEEP_UNSAVED, run_queries.OWNED,
     leave_queries.POSTPONE,

@@ -229,6 +229,8 @@ WAITING_OF_TURN = Statement(
 # Results come from outside for these.
 _AWAITED = "e.waits_for IN ('task', 'client', 'agent', 'user')"
 
+NEW_ANSWER = "jsonb_array_length(coalesce(e.payload -> 'said', '[]')) > coalesce((e.payload ->> 'judged')::int, 0)"
+
 # Records that a task was, or may have been, sent. From then on, the sweeper probes the task (see PROBE_DUE).
 NOTE_SENT = Statement(
     "turns.note_sent",
@@ -296,6 +298,22 @@ CLOSE_CALL = Statement(
     """,
 )
 
+# Ends the wait for all results of a turn that is about to be settled, as SETTLE does, so that no result is accepted
+# which the transcript does not have. An answer that is not judged stays: the question takes no other. As the session's
+# row is locked before the calls' rows are read, a result is either recorded before, or refused.
+CLOSE_CALLS = Statement(
+    "turns.close_calls",
+    f"""
+    WITH locked AS (SELECT session_id FROM sessions WHERE {HELD} FOR NO KEY UPDATE)
+    UPDATE tool_effects AS e
+    SET status = 'unknown',
+        probe_at = CASE WHEN e.waits_for IN ('task', 'agent') THEN perdure_now() ELSE e.probe_at END
+    FROM locked
+    WHERE e.turn_id = %(turn_id)s AND e.status = 'intended' AND {_AWAITED}
+      AND NOT (e.waits_for = 'user' AND {NEW_ANSWER})
+    """,
+)
+
 # Makes the session of a parked turn claimable if no call of the turn waits any more. `not_before` becomes the present
 # time, not null, so that the claim does not count as an attempt (see CLAIM).
 RESUME_PARKED = Statement(
@@ -312,8 +330,6 @@ RESUME_PARKED = Statement(
 )
 
 # --- questions to the user -----------------------------------------------------------------
-
-NEW_ANSWER = "jsonb_array_length(coalesce(e.payload -> 'said', '[]')) > coalesce((e.payload ->> 'judged')::int, 0)"
 
 # Whether the turn `t` of a session may wait for a message over this channel. A client that names the agent of each
 # message names the one that it knows, which may have handed the turn over before the question.

@@ -15,6 +15,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor
 from perdure.models.protocol import ToolCall, Usage
+from perdure.text.untrusted import cut
 from perdure.tools.variables import Change
 from perdure.turns.calls import approvals, queries
 from perdure.turns.calls.plan import Planned
@@ -48,6 +49,10 @@ _UNKNOWN = {
 }
 """The texts of unknown outcomes, by what the call waited for."""
 
+UNUSED = "The user has answered, but the turn ended before the answer was used."
+
+_MOST_SAID = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -67,11 +72,40 @@ class Result:
         return {"effect_id": self.effect_id, "status": self.status, "result": None}
 
 
-def recorded(executor: Executor, turn_id: UUID, open_reply: Entry) -> tuple[list[Result], list[Change]]:
-    """The recorded results of a message's calls, and the calls' uncommitted changes of working variables."""
+def last_recorded(
+    executor: Executor, open_reply: Entry, held: Mapping[str, Any] | None, *, screens: bool
+) -> tuple[list[Result], list[Change]]:
+    """The results of a message's calls at the end of its turn, and the calls' uncommitted changes of working variables.
+
+    `held` is the fence under which the caller holds the session: calls that still wait for a result from outside are
+    closed, so that none is accepted from now on. `None`: the caller has locked the session's row. The answer to a
+    question that no worker has judged is quoted, unless the agent `screens` what the user says.
+    """
+    turn_id = open_reply.turn_id
     rows = effect_rows(executor, turn_id, open_reply)
-    results = [recorded_result(position, rows.get(position)) for position in range(len(open_reply.tool_calls))]
+    if held is not None and any(map(_takes_result, rows.values())):
+        executor.run(queries.CLOSE_CALLS, {**held, "turn_id": turn_id})
+        rows = effect_rows(executor, turn_id, open_reply)
+    results = []
+    for position in range(len(open_reply.tool_calls)):
+        row = rows.get(position)
+        result = recorded_result(position, row)
+        said = None if row is None else _unjudged(row)
+        results.append(result if said is None else replace(result, text=UNUSED if screens else f"{UNUSED} {said}"))
     return with_edited_arguments(open_reply, rows, results), recorded_changes(rows)
+
+
+def _takes_result(row: Row[Any]) -> bool:
+    return row.status == "intended" and row.waits_for in _UNKNOWN and _unjudged(row) is None
+
+
+def _unjudged(row: Row[Any]) -> str | None:
+    """What the user has answered to a question, if no worker has judged it."""
+    payload = row.payload or {}
+    if row.status != "intended" or row.waits_for != "user" or len(payload.get("said", ())) <= payload.get("judged", 0):
+        return None
+    said = payload["said"][-1]
+    return f"They said: {cut(str(said.get('text', said.get('value'))), _MOST_SAID)}"
 
 
 def effect_rows(executor: Executor, turn_id: UUID, open_reply: Entry) -> dict[int, Row[Any]]:

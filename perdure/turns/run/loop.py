@@ -312,7 +312,7 @@ class Runner:
         """Read the transcript, run the steps, write the verdict, save the snapshot, and settle the turn."""
         runtime, row = self._runtime, tenure.at_hand
         if tenure.strikes > self._limits.max_attempts:
-            return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, row, tenure.strikes)))
+            return self._leaving.leave(tenure, Concluded(abandoned_verdict(runtime, tenure.fence, row, tenure.strikes)))
         agent = runtime.agents.find(row.agent)
         kept = kept_turns(runtime.settings.memory, agent)
         transcript = first_read.load(runtime, row, agent, window=turns_read(kept))
@@ -338,7 +338,9 @@ class Runner:
             case_ids = turn.case_ids if isinstance(turn, Turn) else ()
             ending = render_error(runtime.agents, row, outcome)
             screens = runtime.agents.screens(row.agent)
-            verdict = conclude(runtime.database, row, transcript, ending, case_ids=case_ids, screens=screens)
+            verdict = conclude(
+                runtime.database, row, transcript, ending, case_ids=case_ids, screens=screens, fence=tenure.fence
+            )
         saved = is_elsewhere(runtime.snapshots)
         if saved:
             refusal = save(runtime, tenure, verdict, Memory(transcript.committed_messages(kept), variables.kept()))
@@ -415,7 +417,7 @@ class Runner:
             elif tenure.turn.turn_id != turn_id:
                 self._leaving.leave(tenure, ShutDown())
             else:
-                self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.turn, ending)))
+                self._leaving.leave(tenure, Concluded(unrun_verdict(self._runtime, tenure.fence, tenure.turn, ending)))
                 return True
         return False
 

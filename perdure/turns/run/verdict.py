@@ -18,6 +18,7 @@ from typing import Any
 
 from perdure.agents import Agents
 from perdure.database.engine import Executor, as_json
+from perdure.database.fencing import Fence
 from perdure.errors import BudgetExhausted, DeadlineExceeded, InvalidRequest, PerdureError, loggable, reworded
 from perdure.models.protocol import Role, Usage, unknown_members
 from perdure.runtime import Runtime
@@ -25,7 +26,8 @@ from perdure.snapshots import queries as snapshots
 from perdure.text.untrusted import OF_AUTHORS, load_object, storable
 from perdure.tools import around
 from perdure.tools.variables import VariableSet
-from perdure.turns.calls.result_values import outcome_of, recorded
+from perdure.turns.calls.queries import CLOSE_CALLS
+from perdure.turns.calls.result_values import last_recorded, outcome_of
 from perdure.turns.lease.tenure import TurnRow
 from perdure.turns.outcome import Cancelled, Ending, Failed, Replied
 from perdure.turns.run import queries
@@ -94,11 +96,13 @@ def conclude(
     *,
     case_ids: Sequence[str] = (),
     screens: bool = False,
+    fence: Fence | None = None,
 ) -> Verdict:
     """The verdict on a turn, which ends with `ending`, with results for open calls.
 
     `case_ids` names the cases in the prompt. `screens`: the agent has hooks or guards that must let the user's message
-    pass, before it enters the transcript.
+    pass, before it enters the transcript. `fence` is that of the caller's lease: from now on, no result of the turn's
+    calls is accepted. `None`: the caller has locked the session's row, or nobody else writes to the turn.
     """
     said = transcript.uncommitted
     if screens and not transcript.is_screened:
@@ -106,7 +110,8 @@ def conclude(
     open_reply, closing, variables = transcript.open_reply(), [], None
     closed = isinstance(ending, Replied) and bool(ending.closing)
     if open_reply is not None and not closed:  # some calls may have finished
-        results, changes = recorded(executor, open_reply.turn_id, open_reply)
+        held = None if fence is None else fence.on(turn.session_id)
+        results, changes = last_recorded(executor, open_reply, held, screens=screens)
         closing = result_entries(open_reply, [result.text for result in results], [each.used for each in results])
         if changes:
             kept = executor.run(snapshots.KEPT, {"session_id": turn.session_id})
@@ -127,11 +132,15 @@ def conclude(
     )
 
 
-def conclude_unread(executor: Executor, turn: TurnRow, ending: Ending, *, screens: bool = False) -> Verdict:
+def conclude_unread(
+    executor: Executor, turn: TurnRow, ending: Ending, *, screens: bool = False, fence: Fence | None = None
+) -> Verdict:
     """The verdict on a turn, built without parsing its rows, so that an unreadable row cannot prevent the settlement.
 
-    Working variables stay as the last step committed them. `screens` as for `conclude`.
+    Working variables stay as the last step committed them. `screens` and `fence` as for `conclude`.
     """
+    if fence is not None:
+        executor.run(CLOSE_CALLS, {**fence.on(turn.session_id), "turn_id": turn.turn_id})
     [remains] = executor.run(
         queries.REMAINS, {"session_id": turn.session_id, "turn_id": turn.turn_id, "first_seq": turn.first_seq}
     )
@@ -202,7 +211,7 @@ def result_entries(open_reply: Entry, texts: Sequence[str], used: Sequence[Usage
     return [result_of(open_reply.turn_id, *each) for each in zip(calls, texts, tokens, strict=True)]
 
 
-def abandoned_verdict(runtime: Runtime, turn: TurnRow, strikes: int) -> Verdict:
+def abandoned_verdict(runtime: Runtime, fence: Fence, turn: TurnRow, strikes: int) -> Verdict:
     """The verdict on a turn that is out of attempts: its stored verdict, or that it has failed or is cancelled.
 
     Does not read data that may have caused the failures. `strikes` is the number of the turn's attempts, the present
@@ -214,15 +223,15 @@ def abandoned_verdict(runtime: Runtime, turn: TurnRow, strikes: int) -> Verdict:
         return stored
     log.error("turn %s is abandoned after %d attempts", turn.turn_id, attempts)
     gave_up = BudgetExhausted(f"I tried this {attempts} times without getting anywhere, so I gave up.")
-    return _unread_verdict(runtime, turn, Failed(gave_up))
+    return _unread_verdict(runtime, fence, turn, Failed(gave_up))
 
 
-def unrun_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
+def unrun_verdict(runtime: Runtime, fence: Fence, turn: TurnRow, ending: Ending) -> Verdict:
     """The verdict on a turn that ends with `ending` without being run here: its stored verdict, if it has one."""
-    return stored_verdict(turn) or _unread_verdict(runtime, turn, ending)
+    return stored_verdict(turn) or _unread_verdict(runtime, fence, turn, ending)
 
 
-def _unread_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
+def _unread_verdict(runtime: Runtime, fence: Fence, turn: TurnRow, ending: Ending) -> Verdict:
     """The verdict on a turn whose rows are not read, and which may be cancelled.
 
     The error of a process that could not start is added to the error of a failed turn, but not to its reply. Such an
@@ -231,7 +240,8 @@ def _unread_verdict(runtime: Runtime, turn: TurnRow, ending: Ending) -> Verdict:
     if turn.cancel_requested_at is not None:
         ending = Cancelled()
     screens = runtime.agents.screens(turn.agent)
-    verdict = conclude_unread(runtime.database, turn, render_error(runtime.agents, turn, ending), screens=screens)
+    ending = render_error(runtime.agents, turn, ending)
+    verdict = conclude_unread(runtime.database, turn, ending, screens=screens, fence=fence)
     if verdict.error_message is None or not (turn.attempt_error or "").startswith(COULD_NOT_START):
         return verdict
     return replace(verdict, error_message=f"{verdict.error_message} {turn.attempt_error}")
