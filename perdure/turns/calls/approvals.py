@@ -136,8 +136,11 @@ def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _U
             )
         if row.status != "asked":
             raise Conflict("That call was already decided, or needed no decision.")
-        if locked[0].ending or not row.waits:
-            raise Conflict("That call no longer waits: its turn runs or is settled, or its session is ending.")
+        if locked[0].ending or not row.waits or row.unwanted:
+            raise Conflict(
+                "That call no longer waits: its turn runs or is settled, its session is ending,"
+                " or the turn that asked its agent no longer waits for it."
+            )
         if row.expired:
             raise Conflict("The time to approve that call has expired: it is denied.")
         approved = decision.decision == "approve"

@@ -97,6 +97,6 @@ def _find_waiting(executor: Executor, turn_id: UUID, call_id: str) -> Row[Any] |
         raise Conflict("That call is not run outside, so nobody brings its result.")
     if row.status in _ENDED and not row.unanswered:
         return None
-    if row.status != "intended":
+    if row.status != "intended" or row.unwanted:
         raise Conflict("That call waits for no result: it has not begun, or its turn no longer waits for it.")
     return row

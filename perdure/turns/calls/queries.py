@@ -151,6 +151,19 @@ LOCK_OF_TURN = Statement(
     """,
 )
 
+# Whether the turn `t` answers a call for which no turn waits any more, directly or for other agents. The next probe
+# cancels it.
+_UNWANTED = f"""
+    EXISTS (
+        WITH RECURSIVE above (turn_id, waits) AS (
+            SELECT t.turn_id, true
+            UNION ALL
+            SELECT a.turn_id, a.status = 'intended' AND a.decide_at > perdure_now()
+            FROM above {each_row("tool_effects", "effect_id = above.turn_id", "a")}
+        )
+        SELECT FROM above WHERE NOT waits)
+""".strip()
+
 # Call ids are distinct within a turn. In turns of older releases, ids may repeat; then the newest call is returned. A
 # call of an agent that answers one of the turn's calls is found by the id of its effect.
 FIND_CALL = Statement(
@@ -158,7 +171,7 @@ FIND_CALL = Statement(
     f"""
     SELECT e.effect_id, e.turn_id, e.tool, e.arguments, e.status, e.waits_for, e.decide_at <= perdure_now() AS expired,
            coalesce(e.approver, 'user') AS approver, t.agent, t.priority, t.status = 'waiting_approval' AS waits,
-           e.waits_for = 'user' AND e.payload ? 'closed' AS unanswered
+           e.waits_for = 'user' AND e.payload ? 'closed' AS unanswered, {_UNWANTED} AS unwanted
     FROM ({below("%(turn_id)s::uuid", all_calls=True)}) AS below {each_row("turns", "turn_id = below.turn_id", "t")}
     {each_row("tool_effects", "turn_id = t.turn_id", "e")}
     {each_row("messages", "session_id = t.session_id AND seq = e.message_seq", "m")}

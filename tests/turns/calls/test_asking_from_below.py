@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -365,3 +366,27 @@ def test_nobody_is_asked_over_openais_endpoints(asking: Harness) -> None:
     turn, child = begin(harness, calls(WHICH), says("Which Rome?"), says("Which Rome?"), channel="openai")
     assert harness.lines(child)[2] == ("tool", f"Error: {UNSEEN}")
     assert harness.resume(turn)["reply"]["text"] == "Which Rome?"
+
+
+@pytest.mark.parametrize("end", [_cancelled, _late, _ended])
+@pytest.mark.parametrize("needs", ["dig", "scan"])
+@pytest.mark.parametrize("by_child", [False, True])
+def test_what_no_turn_waits_for_is_refused(asking: Harness, end: Any, needs: str, by_child: bool) -> None:
+    """A decision or a result for an agent's call is refused, also before a worker cancels the agent.
+
+    The turn that asked the agent no longer waits for it. `by_child`: the request names the agent's own turn.
+    """
+    harness = asking
+    equip(harness, [dig, external_tool("scan", "Scan.")])
+    turn, child = begin(harness, calls((needs, {})))
+    [pending] = turn["pending_approvals"] + turn["pending_calls"]
+    end(harness, turn)
+    harness.script(says("over"))
+    harness.resume(turn)
+    assert harness.turn(child)["settled_at"] is None
+    turn_id, call_id = (child, "call_0") if by_child else (UUID(turn["turn_id"]), pending["call_id"])
+    approved = parse_decision({"call_id": call_id, "decision": "approve"})
+    brought = parse_result({"call_id": call_id, "result": "sand"})
+    give = partial(decide, decision=approved, by=ANA) if needs == "dig" else partial(answer, given=brought)
+    with pytest.raises(Conflict):
+        give(harness.runtime, turn_id)
