@@ -179,7 +179,9 @@ RENDER = """
     import("./chat/text.js").then(({ rendered }) => done(texts.map((text) => {
       const made = document.createElement("div");
       made.append(...rendered(text));
-      for (const each of made.querySelectorAll("a")) for (const name of ["rel", "target"]) each.removeAttribute(name);
+      for (const each of made.querySelectorAll("*")) {
+        for (const name of ["dir", "rel", "target"]) each.removeAttribute(name);
+      }
       return made.innerHTML;
     })));
 """

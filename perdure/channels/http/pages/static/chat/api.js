@@ -4,6 +4,8 @@ import { readJson } from "./elements.js";
 
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 5000;
+/** A request without an answer for this time, or an event stream without a byte, is lost: streams have a byte every 15 s. */
+const LOST_MS = 60_000;
 
 /** An answer with an error status; `code` is the gateway's. */
 export class Refused extends Error {
@@ -56,7 +58,7 @@ export class Api {
         return answer;
       } catch (error) {
         if (!passes(error)) throw error;
-        this.onTrouble("The connection is lost. Trying again…");
+        this.onTrouble(`${error instanceof Refused ? error.message : "The connection is lost."} Trying again…`);
         await pause(backoff(tries));
       }
     }
@@ -87,10 +89,12 @@ export class Api {
   }
 
   async #fetch(method, path, body, headers, signal) {
-    const isFile = body instanceof Blob;
+    const isFile = body instanceof Blob, ends = new AbortController();
+    const late = isFile ? 0 : setTimeout(() => ends.abort(new Error(`The gateway has not answered for ${LOST_MS / 1000} s.`)), LOST_MS);
+    signal?.addEventListener("abort", () => ends.abort(), { once: true });
     const answer = await fetch(path.slice(1), { // relative to the page: the gateway may be mounted below a path
       method,
-      signal,
+      signal: ends.signal,
       cache: "no-store",
       headers: {
         ...headers,
@@ -98,10 +102,10 @@ export class Api {
         ...(body === undefined || isFile ? {} : { "Content-Type": "application/json" }), // a file has its own type
       },
       body: body === undefined || isFile ? body : JSON.stringify(body),
-    });
+    }).finally(() => clearTimeout(late));
     if (answer.ok) return answer;
     const problem = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, problem.code ?? "UNKNOWN", problem.detail ?? answer.statusText);
+    throw new Refused(answer.status, problem.code ?? "UNKNOWN", problem.detail ?? `The server answered with the status ${answer.status}.`); // a proxy's answer has no detail
   }
 }
 
@@ -121,20 +125,26 @@ function subject(token) {
   }
 }
 
-/** The events of a body of server-sent events. */
+/** The events of a body of server-sent events, until it ends or is lost. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    text += value;
-    const blocks = text.split("\n\n");
-    text = blocks.pop();
-    for (const block of blocks) {
-      const event = parsed(block);
-      if (event !== null) yield event;
+  let text = "", late = 0;
+  try {
+    for (;;) {
+      clearTimeout(late);
+      late = setTimeout(() => reader.cancel(), LOST_MS);
+      const { value, done } = await reader.read();
+      if (done) return;
+      text += value;
+      const blocks = text.split("\n\n");
+      text = blocks.pop();
+      for (const block of blocks) {
+        const event = parsed(block);
+        if (event !== null) yield event;
+      }
     }
+  } finally {
+    clearTimeout(late);
   }
 }
 

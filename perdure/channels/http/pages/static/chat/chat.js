@@ -66,7 +66,7 @@ async function start() {
   bind();
   const token = signedInUser() === null ? sessionStorage.getItem(TOKEN) : null;
   try {
-    api = new Api(token, trouble);
+    api = new Api(token, connection);
     await api.ask("GET", `/v1/conversations?limit=1&user_id=${encodeURIComponent(api.user)}`);
   } catch (error) {
     if (!(error instanceof Refused) || ![401, 403].includes(error.status)) return wait(error);
@@ -110,6 +110,7 @@ function wait(error) {
 
 function signIn(why) {
   const dialog = byId("sign-in");
+  if (dialog.open) return;
   if (why !== null) byId("sign-in-why").textContent = why;
   dialog.addEventListener("cancel", (event) => event.preventDefault());
   dialog.addEventListener("close", () => {
@@ -148,7 +149,7 @@ async function list() {
     listed = shown;
     byId("conversations").replaceChildren(...found.map((each) => element("li", {}, element("button", {
       type: "button", title: each.title, "data-key": each.conversation, onclick: () => open_(each.conversation),
-    }, element("span", {}, each.title)))));
+    }, element("span", { dir: "auto" }, each.title)))));
   }
   const busy = new Set(found.filter((each) => each.busy).map((each) => each.conversation));
   for (const button of byId("conversations").querySelectorAll("button")) {
@@ -169,7 +170,7 @@ const open_ = (key) => attempt(async () => {
 async function listArchived() {
   const found = await api.insist("GET", `/v1/conversations?archived=true&user_id=${encodeURIComponent(api.user)}`);
   byId("archived-conversations").replaceChildren(...found.map((each) => element("li", {},
-    element("span", { title: each.title }, each.title),
+    element("span", { dir: "auto", title: each.title }, each.title),
     element("button", {
       className: "quiet", type: "button", "aria-label": `Restore ${each.title}`, onclick: () => restore(each.conversation),
     }, "Restore"))));
@@ -184,7 +185,7 @@ const restore = (key) => attempt(async () => {
 
 /** Look for what other devices and channels do: new titles, and turns of the open conversation, which are followed. */
 async function look() {
-  if (document.visibilityState === "visible") await attempt(lookOnce);
+  if (document.visibilityState === "visible") await lookOnce().catch(failed);
   setTimeout(look, LOOK_MS);
 }
 
@@ -239,6 +240,7 @@ async function go(conversation) {
   text.value = typed || draftOf(open.key);
   grow();
   mark();
+  calm();
   running(null);
   await loadAndFollow();
   if (opening !== mine) return;
@@ -418,7 +420,7 @@ async function post(mine) {
     shown.remove();
     unsay(key, written);
     if (key === open.key) files.restore(message.parts ?? []);
-    return trouble(error.message);
+    return failed(error);
   } finally {
     keepUnsent(unsent.filter((each) => each !== mine));
   }
@@ -521,7 +523,7 @@ async function follow(key, turnId, last, signal) {
       if (readsEnd) log.scrollTop = log.scrollHeight;
     }, signal);
   } catch (error) {
-    trouble(error.message);
+    failed(error);
   }
   if (!signal.aborted) forget(key, turnId);
 }
@@ -539,14 +541,14 @@ function settled(turnId, turn) {
   if (turn.status === "cancelled") place(log, noAnswer(STOPPED));
   if (turn.status === "failed") showFailure(log, turnId, turn.error.message, retry);
   status.textContent = turn.error === null ? "" : `${turn.error.message} (${turn.error.code})`;
-  list();
+  list().catch(failed);
 }
 
 function rating(turnId) {
   const buttons = [["Helpful", 1], ["Not helpful", -1]].map(([label, score]) =>
     element("button", { type: "button", "aria-pressed": "false", onclick: (event) => rate(event.currentTarget, score) }, label));
   const rate = async (chosen, score) => {
-    await attempt(() => api.insist("POST", `/v1/turns/${turnId}/feedback`, { score }));
+    if (!await attempt(() => api.insist("POST", `/v1/turns/${turnId}/feedback`, { score }))) return;
     for (const button of buttons) button.setAttribute("aria-pressed", String(button === chosen));
   };
   return element("div", { className: "rate" }, ...buttons);
@@ -558,7 +560,7 @@ function running(turnId) {
   if (turnId === null) leaveFocus(byId("stop"));
   byId("stop").hidden = turnId === null;
   byId("stop").disabled = false;
-  if (turnId === null && !status.textContent.endsWith(")")) status.textContent = "";
+  if (turnId === null && !status.textContent.endsWith(")") && !showsTrouble()) status.textContent = "";
 }
 
 // --- controls --------------------------------------------------------------------------
@@ -570,6 +572,7 @@ function bind() {
     if (!words_.trim() && !files.any) return;
     hasty = opening !== null;
     if (hasty) return;
+    calm();
     text.value = "";
     draft();
     grow();
@@ -626,18 +629,20 @@ function bind() {
   byId("rename").addEventListener("click", () => { byId("new-title").value = open.title; dialog.returnValue = ""; dialog.showModal(); });
   byId("rename-cancel").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => {
+    byId("menu").querySelector("summary").focus(); // the menu is closed, with the button that opened the dialog
     if (dialog.returnValue === "save") attempt(async () => { await change({ title: byId("new-title").value }); showTitle(await list()); });
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+    if (event.key !== "Escape" || document.querySelector("dialog[open]") !== null) return;
+    if (app.classList.contains("listing")) byId("open-side").focus();
     app.classList.remove("listing");
-    byId("menu").open = false;
+    closeMenu();
   });
   document.addEventListener("click", (event) => {
-    if (!event.target.closest("#menu") || event.target.closest("#menu button")) byId("menu").open = false;
+    if (!event.target.closest("#menu") || event.target.closest("#menu button")) closeMenu();
   });
   document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible" && runningTurn === null && open !== undefined) refresh();
+    if (document.visibilityState === "visible" && runningTurn === null && open !== undefined) refresh().catch(failed);
   });
 }
 
@@ -650,20 +655,48 @@ async function refresh() {
 const change = (changes, key = open.key) =>
   api.insist("PATCH", `/v1/conversations/${encodeURIComponent(key)}?user_id=${encodeURIComponent(api.user)}`, changes);
 
-/** Do something; whether it worked. An error is shown. */
+/** Close the menu; the focus goes from one of its buttons to what opens it. */
+function closeMenu() {
+  if (byId("menu").querySelector("div").contains(document.activeElement)) byId("menu").querySelector("summary").focus();
+  byId("menu").open = false;
+}
+
+/** Do something; whether it worked. An error is shown until something else is done. */
 async function attempt(work) {
+  calm();
   try {
     await work();
     return true;
   } catch (error) {
-    trouble(error.message);
+    failed(error);
     return false;
   }
 }
 
+/** Show an error. Without a valid token nothing works, so the page asks for another one; what was written is kept. */
+function failed(error) {
+  if (error instanceof Refused && error.status === 401 && api.token !== null) signIn(error.message);
+  else trouble(error.message);
+}
+
 function trouble(message) {
-  if (message || status.dataset.trouble) status.textContent = message;
+  status.textContent = message;
   status.dataset.trouble = message;
+}
+
+const showsTrouble = () => Boolean(status.dataset.trouble) && status.textContent === status.dataset.trouble;
+
+function calm() {
+  if (showsTrouble()) trouble("");
+}
+
+/** Show that the gateway does not answer; with "" that it does again, and then what was shown before. */
+function connection(message) {
+  const { lost = "", before = "" } = status.dataset, shows = lost !== "" && status.textContent === lost;
+  if (message && !shows) status.dataset.before = status.textContent;
+  if (message) status.textContent = message;
+  else if (shows) status.textContent = before;
+  status.dataset.lost = message;
 }
 
 /** Forget the token, and all that this browser keeps of the user: drafts, and messages and turns that are on their way. */

@@ -57,13 +57,13 @@ function code(lines) {
   const [, indent, marks] = FENCE.exec(lines[0]), last = lines.at(-1).trim();
   const closed = lines.length > 1 && last.startsWith(marks) && last === marks[0].repeat(last.length);
   const inside = lines.slice(1, closed ? -1 : undefined).map((line) => dedented(line, indent.length));
-  return element("pre", {}, element("code", {}, inside.join("\n").replace(/\n$/, "")));
+  return element("pre", { dir: "ltr" }, element("code", {}, inside.join("\n").replace(/\n$/, "")));
 }
 
 /** The list that begins at the line `at`, and the line after it. */
 function list(lines, at, depth) {
   const first = ITEM.exec(lines[at])[2], numbered = first !== undefined;
-  const node = numbered ? element("ol", { start: Number(first) }) : element("ul");
+  const node = numbered ? element("ol", { dir: "auto", start: Number(first) }) : element("ul", { dir: "auto" });
   let end = at;
   for (let found = ITEM.exec(lines[at]); found !== null && (found[2] !== undefined) === numbered;) {
     const begin = at;
@@ -104,7 +104,7 @@ const dedented = (line, most) => line.slice(Math.min(most, indentation(line)));
 
 function paragraph(lines) {
   const [first, ...others] = [lines[0].replace(/^\s*#{1,6}\s+/, ""), ...lines.slice(1)];
-  return element("p", {}, ...inline(first), ...others.flatMap((line) => [element("br"), ...inline(line)]));
+  return element("p", { dir: "auto" }, ...inline(first), ...others.flatMap((line) => [element("br"), ...inline(line)]));
 }
 
 function inline(text) {

@@ -32,7 +32,7 @@ function withQuotations(text) {
 export function userMessage(text, turnId = "", parts = []) {
   const files = parts.filter((each) => each.type !== "text");
   const made = element("article", { className: "message user", "aria-label": "You", "data-turn": turnId },
-    element("div", { className: "text" }, ...files.map(shownFile), ...withQuotations(text)));
+    element("div", { className: "text", dir: "auto" }, ...files.map(shownFile), ...withQuotations(text)));
   made.said = { text, files: files.map(({ type, file_id, name }) => ({ type, file_id, ...(name ? { name } : {}) })) };
   return made;
 }
