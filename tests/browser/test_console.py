@@ -24,6 +24,17 @@ PAGES = (
 )  # fmt: skip
 KEY, OTHER_KEY, THIRD_KEY = "key-of-the-operator", "key-of-another-operator", "key-of-a-third-operator"
 LONGEST_ID = "u" * 200
+REFUSES = """
+    window.given ??= window.fetch;
+    window.sent = [];
+    const [status] = arguments;
+    window.fetch = (path, asked) => {
+      if (asked.method === "GET") return given(path, asked);
+      window.sent.push(path);
+      return new Promise(done => setTimeout(() => done(new Response("<html>", { status })), 300));
+    };
+"""
+FOCUSED = "const found = document.activeElement; return found.name || found.id || found.textContent"
 
 
 @pytest.fixture
@@ -221,6 +232,86 @@ def test_a_malformed_address_is_of_nothing(installation: Installation, console: 
 
 
 @pytest.mark.browser
+def test_an_error_of_an_action_is_shown_where_it_was_taken(installation: Installation, console: Page) -> None:
+    """A button says why it failed, and ignores a second click while it acts. A closed question opens with its error."""
+    shown = "The server answered with the status 502."
+    for address, name in (("runs", "Plan a run (changes nothing)"), ("deliveries", "Resend all failed…")):
+        _go(console, address)
+        console.driver.execute_script(REFUSES, 502)
+        console.press(name)
+        console.press(name)
+        console.until(lambda: console.texts("#tools [role=alert]") == [shown], "the error")
+        assert len(console.driver.execute_script("return window.sent")) == 1
+        console.driver.execute_script("window.fetch = window.given")
+    console.find("#tools button").send_keys(Keys.ENTER)
+    console.see("#sure[open]")
+    assert console.texts("#tools [role=alert]") == []
+    console.driver.execute_script(REFUSES, 500)
+    console.find("#sure-yes").click()
+    console.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    console.until(lambda: "500" in console.texts("#sure-error")[0], "the error")
+    assert console.find("#sure").is_displayed()
+    console.find("#sure-no").click()
+    console.until(lambda: console.driver.execute_script(FOCUSED) == "Resend all failed…", "the focus")
+
+
+@pytest.mark.browser
+def test_an_update_leaves_the_reader_alone(installation: Installation, console: Page) -> None:
+    """Text that is selected stays so, the focus stays on its button, and what is typed above a list stays typed."""
+    installation.worker().ready()
+    installation.accept("hello", user="ana")
+    _go(console, "turns")
+    focus = console.find("select[name=status]")
+    focus.send_keys(Keys.ARROW_DOWN)
+    console.until(lambda: "status=failed" in console.driver.current_url, "the choice")
+    assert console.driver.execute_script(FOCUSED) == "status"
+    console.find("input[name=user_id]").send_keys("an a")
+    console.find("input[name=tenant]").send_keys("acme", Keys.ENTER)
+    console.until(lambda: "user_id=an+a&tenant=acme" in console.driver.current_url, "both fields")
+    assert console.driver.execute_script(FOCUSED) == "tenant"
+
+    _go(console, "status")  # each of its updates has other numbers
+    console.until(lambda: console.texts("#page td"), "the processes")
+    console.driver.execute_script("getSelection().selectAllChildren(document.querySelector('#page td'))")
+    selected = console.driver.execute_script("return String(getSelection())")
+    console.until(lambda: console.texts("#fresh") == ["not updated while text is selected"], "an update")
+    assert console.driver.execute_script("return String(getSelection())") == selected
+    console.driver.execute_script("getSelection().removeAllRanges()")
+    console.until(lambda: "as of" in console.texts("#fresh")[0], "the next update")
+
+    slow = installation.model_server.gate("slow one")
+    waits = installation.accept("slow one", user="cy")
+    slow.wait()
+    _go(console, f"turns/{waits.turn_id}")
+    console.see("#page .more button").send_keys(Keys.ENTER)
+    console.see("#sure[open]")
+    before = console.find("#page .more button")
+    console.driver.execute_async_script("setTimeout(arguments[0], 4500)")  # two updates
+    console.find("#sure-no").click()
+    assert console.driver.execute_script(FOCUSED) == "Cancel…"
+    console.until(lambda: console.find("#page .more button") != before, "an update")
+    assert console.driver.execute_script(FOCUSED) == "Cancel…"
+    slow.opened.set()
+    installation.settled(waits.turn_id)
+
+
+@pytest.mark.browser
+def test_the_page_begins_when_the_gateway_answers(console: Page) -> None:
+    """Until then it says that it cannot be reached."""
+    script = """
+        const given = window.fetch;
+        window.fetch = () => Promise.reject(new TypeError("Failed to fetch"));
+        setTimeout(() => { window.fetch = given; }, 1500);
+    """
+    made = console.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    console.driver.refresh()
+    console.until(lambda: console.texts("#trouble") == ["The gateway cannot be reached."], "the error")
+    console.until(lambda: "as of" in console.texts("#fresh")[0], "the page")
+    assert console.texts("#trouble") == [""]
+    console.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", made)
+
+
+@pytest.mark.browser
 def test_an_integer_is_shown_as_the_tool_gets_it(console: Page) -> None:
     """A person who approves the arguments of a call reads all digits of an account's number, and changes none."""
     arguments = '{"account":12345678901234567891,"below":-90071992547409931,"pieces":2,"price":0.5}'
@@ -266,6 +357,8 @@ def test_the_console_asks_for_a_key(installation: Installation, perdure: object,
     made.start()
     page = Page(chromium, made.url)
     chromium.get(f"{made.url}/console")
+    page.see("#sign-in[open] #key").send_keys(Keys.ESCAPE)
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)  # the second one closes any dialog
     page.see("#sign-in[open]").find_element("css selector", "#key").send_keys("wrong-key-of-nobody", Keys.ENTER)
     page.until(lambda: "known" in page.texts("#sign-in-why")[0], "the reason")
     page.find("#key").clear()

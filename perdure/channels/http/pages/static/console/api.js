@@ -46,7 +46,7 @@ export class Api {
   }
 
   async #json(method, path, body, headers = {}, signal) {
-    const answer = await fetch(path, { // relative to the page: the gateway may be mounted below a path
+    const asked = fetch(path, { // relative to the page: the gateway may be mounted below a path
       method,
       signal,
       cache: "no-store",
@@ -57,9 +57,10 @@ export class Api {
       },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
+    const answer = await asked.catch((error) => { throw error instanceof TypeError ? new Error("The gateway cannot be reached.") : error; });
     if (answer.ok) return answer.status === 204 ? null : readJson(await answer.text());
     const problem = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, problem.code ?? "UNKNOWN", problem.detail ?? answer.statusText);
+    throw new Refused(answer.status, problem.code ?? "UNKNOWN", problem.detail ?? `The server answered with the status ${answer.status}.`); // a proxy's answer has no detail
   }
 }
 

@@ -50,6 +50,8 @@ export const memories = {
         row.valid_until !== null ? null : button("Correct…", () => correct(row, context), { label: `Correct: ${row.content}` }),
         button("Forget…", () => forget(row, context), { danger: true, label: `Forget: ${row.content}` }))],
     ], found, { key: (row) => row.id, none: "Nothing is remembered." })),
-    element("div", { className: "more" }, found.length < MOST ? null : button("Older", () => context.set({ after: found.at(-1).id }))),
+    element("div", { className: "more" },
+      found.length < MOST ? null : button("Older", () => context.set({ after: found.at(-1).id })),
+      context.query.after ? button("Newest", () => context.set({ after: "" })) : null),
   ] : [element("p", { className: "none" }, "Name a user: memories are read one user at a time.")]),
 };

@@ -4,7 +4,7 @@ import { byId, element } from "../chat/elements.js";
 
 /**
  * A table. Each column is `[heading, cell]`, where `cell` makes a node or a text of a row; a heading that ends in "#" is
- * of numbers. `key` names a row, so that the page finds it again after an update.
+ * of numbers, and an empty one is of buttons. `key` names a row, so that the page finds it again after an update.
  * @param {string} label
  * @param {[string, (row: any) => Node | string | number | null][]} columns
  * @param {any[]} rows
@@ -13,10 +13,10 @@ import { byId, element } from "../chat/elements.js";
 export function table(label, columns, rows, { key = null, none = "Nothing." } = {}) {
   if (!rows.length) return element("p", { className: "none" }, none);
   const numeric = ([heading]) => (heading.endsWith("#") ? "number" : "");
-  const head = columns.map((column) => element("th", { scope: "col", className: numeric(column) }, column[0].replace("#", "")));
+  const head = columns.map((column) => element("th", { scope: "col", className: numeric(column) }, column[0].replace("#", "") || element("span", { className: "hidden" }, "Actions")));
   const body = rows.map((row) => element("tr", key === null ? {} : { "data-key": key(row) },
     ...columns.map((column) => element("td", { className: numeric(column), "data-label": column[0].replace("#", "") }, shown(column[1](row))))));
-  return element("div", { className: "scroll" }, element("table", { "aria-label": label },
+  return element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": label }, element("table", { "aria-label": label },
     element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
 }
 
@@ -88,25 +88,50 @@ export const facts = (pairs) => element("dl", { className: "facts" },
   ...pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value instanceof Node ? value : String(value)))));
 
-export const button = (text, onclick, { danger = false, label = null } = {}) =>
-  element("button", { type: "button", className: danger ? "small danger" : "small", onclick, ...(label === null ? {} : { "aria-label": label }) }, text);
+/** A button. What `act` fails with is shown next to it, and a second click while `act` runs does nothing. */
+export const button = (text, act, { danger = false, label = null } = {}) => element("button", {
+  type: "button", className: danger ? "small danger" : "small", onclick: (event) => press(event.currentTarget, act),
+  ...(label === null ? {} : { "aria-label": label }),
+}, text);
+
+async function press(pressed, act) {
+  if (pressed.hasAttribute("aria-busy")) return;
+  pressed.setAttribute("aria-busy", "true"); // a disabled button would lose the focus
+  if (pressed.nextElementSibling?.matches("[role=alert]")) pressed.nextElementSibling.remove();
+  try {
+    await act();
+  } catch (error) {
+    pressed.after(element("span", { className: "bad", role: "alert" }, error.message));
+  } finally {
+    pressed.removeAttribute("aria-busy");
+  }
+}
 
 /**
  * A choice among values, which is kept in the page's address.
  * @param {string} name of the parameter
  */
 export function choice(label, name, values, context) {
-  const made = element("select", { "aria-label": label, onchange: () => context.set({ [name]: made.value }) },
+  const made = element("select", { name, "aria-label": label, onchange: () => context.set(entered()) },
     ...values.map(([value, text]) => element("option", { value, selected: (context.query[name] ?? "") === value }, text)));
   return element("label", {}, `${label} `, made);
 }
 
 /** A field whose text is kept in the page's address. */
 export function field(label, name, context) {
-  const input = element("input", { type: "search", value: context.query[name] ?? "", "aria-label": label, spellcheck: false });
-  return element("form", { className: "field", onsubmit: (event) => { event.preventDefault(); context.set({ [name]: input.value.trim() }); } },
+  const input = element("input", { type: "search", name, value: context.query[name] ?? "", "aria-label": label, spellcheck: false });
+  return element("form", { className: "field", onsubmit: (event) => { event.preventDefault(); context.set(entered()); } },
     element("label", {}, `${label} `, input));
 }
+
+/** What all fields and choices above the page have, for its address. Another list begins with its first rows. */
+const entered = () => ({
+  after: "", before: "",
+  ...Object.fromEntries([...byId("tools").querySelectorAll("[name]")].map((each) => [each.name, each.value.trim()])),
+});
+
+/** The question that was asked last. */
+let asked = null;
 
 /**
  * Ask before an action, then do it. An error is shown where it was asked.
@@ -115,11 +140,12 @@ export function field(label, name, context) {
  * @param {() => unknown} done called when the action has succeeded
  */
 export function ask({ title, text = "", yes, danger = false }, act, done) {
-  const dialog = byId("sure"), confirm = byId("sure-yes"), form = dialog.querySelector("form");
+  const dialog = byId("sure"), confirm = byId("sure-yes"), form = dialog.querySelector("form"), mine = asked = {};
   byId("sure-title").textContent = title;
   byId("sure-text").replaceChildren(text);
   byId("sure-error").textContent = "";
   confirm.textContent = yes;
+  confirm.disabled = false;
   confirm.className = danger ? "danger" : "";
   byId("sure-no").onclick = () => dialog.close();
   form.onsubmit = async (event) => {
@@ -127,12 +153,13 @@ export function ask({ title, text = "", yes, danger = false }, act, done) {
     confirm.disabled = true;
     try {
       await act();
-      dialog.close();
+      if (mine === asked) dialog.close(); // else the user has gone back, and was asked something else
       await done();
     } catch (error) {
-      byId("sure-error").textContent = error.message;
+      byId("sure-error").textContent = mine === asked ? error.message : `${title}: ${error.message}`;
+      if (!dialog.open) dialog.showModal();
     } finally {
-      confirm.disabled = false;
+      if (mine === asked) confirm.disabled = false;
     }
   };
   dialog.showModal();

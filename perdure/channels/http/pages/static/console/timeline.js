@@ -113,6 +113,7 @@ export function picture(found) {
   });
   const figure = document.createElement("figure");
   figure.className = "scroll";
+  figure.tabIndex = 0; // else the keyboard does not scroll it
   const caption = document.createElement("figcaption");
   const bars = [...new Set(rows.flatMap((row) => row.bars.map((bar) => bar.kind)))].map((kind) => [`bar ${kind}`, NAMES[kind]]);
   const marks = [...new Set(rows.flatMap((row) => row.marks.map((mark) => mark.kind)))].map((kind) => [`mark ${kind}`, MARKS[kind]]);

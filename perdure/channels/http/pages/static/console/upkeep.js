@@ -77,7 +77,7 @@ export const cost = {
         [query.by || "agent", (row) => row.name ?? "no tenant"],
         ...(query.by === "user" ? [["tenant", (row) => row.tenant]] : []),
         ["cost, USD#", (row) => money(row.cost_usd)],
-        ["", (row) => element("meter", { value: Number(row.cost_usd ?? 0), max: most || 1, "aria-hidden": "true" })],
+        ["share", (row) => element("meter", { value: Number(row.cost_usd ?? 0), max: most || 1, "aria-hidden": "true" })],
         ["replies#", (row) => number(row.replies)],
         ["input tokens#", (row) => number(row.input_tokens)],
         ["of them cached#", (row) => number(row.cached_tokens)],
