@@ -121,14 +121,14 @@ def answered(reply: ModelReply) -> list[Message]:
             id="a place",
         ),
         pytest.param(
-            "anthropic:claude-opus-4-5",
+            "anthropic:claude-opus-5",
             BlocksServer,
             "messages.1.content.0: Invalid `signature` in `thinking` block",
             THOUGHTS["signature"],
             id="Anthropic",
         ),
         pytest.param(
-            "bedrock:us.anthropic.claude-opus-4-5-20251101-v1:0",
+            "bedrock:us.anthropic.claude-opus-5-20260115-v1:0",
             BedrockServer,
             "messages.1.content.0: Invalid `signature` in `thinking` block",
             SIGNATURE,
