@@ -121,55 +121,38 @@ _SESSION = """
     FROM sessions
 """
 
-_NEWEST = " ORDER BY created_at DESC, session_id DESC LIMIT %(limit)s"
 
-# One statement for each way to list: the generic plan of a prepared statement cannot use an index for a condition
-# such as `$1 IS NULL OR user_id = $1`.
-LIST = Statement("sessions.list", _SESSION + _NEWEST, writes=False)
+def _list(name: str, where: str, newest: str = "created_at") -> Statement:
+    """A statement that lists sessions, at most `limit`: those with the newest time in the column `newest` first.
 
-LIST_OF_USER = Statement("sessions.list_of_user", _SESSION + " WHERE user_id = %(user_id)s" + _NEWEST, writes=False)
+    One statement for each way to list: the generic plan of a prepared statement cannot use an index for a condition
+    such as `$1 IS NULL OR user_id = $1`.
+    """
+    order = f"ORDER BY {newest} DESC, session_id DESC LIMIT %(limit)s"
+    return Statement(f"sessions.{name}", f"{_SESSION} WHERE {where} {order}", writes=False)
+
+
+LIST = _list("list", "true")
+
+LIST_OF_USER = _list("list_of_user", "user_id = %(user_id)s")
 
 # Without the sessions in which agents answer each other.
-LIST_FOR_USER = Statement(
-    "sessions.list_for_user", _SESSION + " WHERE user_id = %(user_id)s AND depth = 0" + _NEWEST, writes=False
+LIST_FOR_USER = _list("list_for_user", "user_id = %(user_id)s AND depth = 0")
+
+LIST_OF_SCOPE = _list("list_of_scope", "user_id = %(user_id)s AND scope = %(scope)s")
+
+LIST_OF_TENANT = _list("list_of_tenant", OF_TENANT.format(column="user_id"))
+
+_GIVEN_UP = "consolidation_given_up_at IS NOT NULL"
+
+LIST_GIVEN_UP = _list("list_given_up", _GIVEN_UP, "consolidation_given_up_at")
+
+LIST_GIVEN_UP_OF_USER = _list(
+    "list_given_up_of_user", f"{_GIVEN_UP} AND user_id = %(user_id)s", "consolidation_given_up_at"
 )
 
-LIST_OF_SCOPE = Statement(
-    "sessions.list_of_scope", _SESSION + " WHERE user_id = %(user_id)s AND scope = %(scope)s" + _NEWEST, writes=False
-)
-
-LIST_OF_TENANT = Statement(
-    "sessions.list_of_tenant", _SESSION + f" WHERE {OF_TENANT.format(column='user_id')}" + _NEWEST, writes=False
-)
-
-LIST_GIVEN_UP = Statement(
-    "sessions.list_given_up",
-    _SESSION
-    + """
-    WHERE consolidation_given_up_at IS NOT NULL
-    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
-    """,
-    writes=False,
-)
-
-LIST_GIVEN_UP_OF_USER = Statement(
-    "sessions.list_given_up_of_user",
-    _SESSION
-    + """
-    WHERE consolidation_given_up_at IS NOT NULL AND user_id = %(user_id)s
-    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
-    """,
-    writes=False,
-)
-
-LIST_GIVEN_UP_OF_TENANT = Statement(
-    "sessions.list_given_up_of_tenant",
-    _SESSION
-    + f"""
-    WHERE consolidation_given_up_at IS NOT NULL AND {OF_TENANT.format(column="user_id")}
-    ORDER BY consolidation_given_up_at DESC, session_id DESC LIMIT %(limit)s
-    """,
-    writes=False,
+LIST_GIVEN_UP_OF_TENANT = _list(
+    "list_given_up_of_tenant", f"{_GIVEN_UP} AND {OF_TENANT.format(column='user_id')}", "consolidation_given_up_at"
 )
 
 READ = Statement("sessions.read", _SESSION + " WHERE session_id = %(session_id)s", writes=False)

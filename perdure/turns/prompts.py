@@ -52,7 +52,7 @@ _READ = Statement(
 _OF_TURN = Statement(
     "prompts.of_turn",
     """
-    SELECT m.*, NULL::int AS position FROM messages AS m
+    SELECT m.* FROM messages AS m
     WHERE m.session_id = %(session_id)s AND m.seq >= %(first_seq)s AND m.turn_id = %(turn_id)s ORDER BY m.seq
     """,
     writes=False,
@@ -61,7 +61,7 @@ _OF_TURN = Statement(
 _EARLIER = Statement(
     "prompts.earlier",
     """
-    SELECT m.*, NULL::int AS position
+    SELECT m.*
     FROM jsonb_to_recordset(%(ranges)s::jsonb) AS r (lower bigint, upper bigint)
     JOIN messages AS m ON m.session_id = %(session_id)s AND m.seq BETWEEN r.lower AND r.upper
     ORDER BY m.seq

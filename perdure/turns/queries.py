@@ -12,6 +12,7 @@ from perdure.sessions.queries import QUESTIONS
 from perdure.sessions.states import Trigger, sql
 from perdure.turns.calls.queries import NEW_ANSWER, STOPPED, below, each_row
 from perdure.turns.lease.aging import HIGHEST, effective, levels
+from perdure.turns.lease.leave_queries import WITH_DELIVERY
 from perdure.turns.lease.queries import DRAINABLE, PARKED, PARKED_FOR
 
 # Cancels a turn. A turn that has not begun is settled. For a turn that has begun, the request is recorded, and
@@ -58,12 +59,7 @@ CANCEL = Statement(
                                     ELSE s.end_requested_at END
         FROM asked WHERE s.session_id = asked.session_id  -- in any state: the turn may be parked concurrently
         RETURNING asked.settled AND s.unsettled = 0 AND s.end_requested_at IS NOT NULL AS may_end
-    ), owed AS (
-        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
-        FROM asked WHERE settled AND reply_to IS NOT NULL
-        RETURNING delivery_id
-    )
+    ), {WITH_DELIVERY.format(turns="asked WHERE settled AND reply_to IS NOT NULL")}
     SELECT asked.session_id, asked.status, asked.priority, asked.waits, asked.depth > 0 AS answers_call,
            (SELECT delivery_id FROM owed) AS delivery_id,
            coalesce((SELECT may_end FROM released), false) AS may_end
@@ -247,6 +243,14 @@ CROWDED = Statement(
     """,
 )
 
+# A call `e` of the turn `t`, which the message `m` requests, as members of the turn's body.
+_CALL = "'call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool"
+
+_OF_CALLS = """
+                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
+                WHERE e.turn_id = t.turn_id
+""".strip()
+
 _TURN = f"""
     SELECT t.turn_id, t.session_id, t.seq, t.user_id, t.status, t.attempts,
            CASE WHEN t.settled_at IS NULL AND t.first_seq IS NOT NULL THEN (
@@ -262,28 +266,23 @@ _TURN = f"""
            CASE WHEN t.attempts > 1 THEN CASE WHEN t.attempt_error IS NULL THEN 'worker_lost' ELSE 'error' END END
                AS resumed,
            CASE WHEN t.status = 'waiting_approval' THEN (
-                SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
-                                                    'arguments', e.arguments, 'expires_at', e.decide_at,
+                SELECT jsonb_agg(jsonb_build_object({_CALL}, 'arguments', e.arguments, 'expires_at', e.decide_at,
                                                     'approver', e.approver)
                                  ORDER BY e.position)
-                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-                WHERE e.turn_id = t.turn_id AND {keyed("e.status = 'asked'")} AND e.decide_at > perdure_now()
+                {_OF_CALLS} AND {keyed("e.status = 'asked'")} AND e.decide_at > perdure_now()
                   AND (SELECT end_requested_at IS NULL FROM sessions WHERE session_id = t.session_id))
                 END AS pending_approvals,
            CASE WHEN t.status IN ('parked', 'waiting_approval') THEN (
-                SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
-                                                    'arguments', e.arguments, 'expires_at', e.decide_at,
+                SELECT jsonb_agg(jsonb_build_object({_CALL}, 'arguments', e.arguments, 'expires_at', e.decide_at,
                                                     'metadata', e.payload -> 'metadata')
                                  ORDER BY e.position)
-                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for = 'client')
+                {_OF_CALLS} AND e.status = 'intended' AND e.waits_for = 'client')
                 END AS pending_calls,
-           (SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+           (SELECT jsonb_agg(jsonb_build_object({_CALL},
                                                 'decision', CASE e.status WHEN 'denied' THEN 'deny' ELSE 'approve' END,
                                                 'decided_by', e.decided_by, 'decided_at', e.decided_at)
                              ORDER BY e.message_seq, e.position)
-            FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-            WHERE e.turn_id = t.turn_id AND {keyed("e.decided_by IS NOT NULL")}) AS decisions,
+            {_OF_CALLS} AND {keyed("e.decided_by IS NOT NULL")}) AS decisions,
            CASE WHEN t.status = 'parked' THEN (
                 SELECT jsonb_build_object('kind', e.waits_for, 'name', e.tool, 'until', e.decide_at,
                                           'progress', e.progress, 'call_id', m.tool_calls -> e.position ->> 'id')
@@ -291,14 +290,13 @@ _TURN = f"""
                               'arguments', e.arguments,
                               'asked', coalesce((e.payload ->> 'judged')::int, 0) + 1,
                               'problem', e.payload ->> 'problem') ELSE '{{}}' END
-                FROM tool_effects AS e JOIN messages AS m ON m.session_id = t.session_id AND m.seq = e.message_seq
-                WHERE e.turn_id = t.turn_id AND e.status = 'intended' AND e.waits_for IS NOT NULL
+                {_OF_CALLS} AND e.status = 'intended' AND e.waits_for IS NOT NULL
                   AND NOT (e.waits_for = 'user' AND {NEW_ANSWER})
                 ORDER BY e.waits_for <> 'user', CASE WHEN e.waits_for = 'user' THEN NULL ELSE e.decide_at END,
                          e.position LIMIT 1) END AS waiting_for,
            (SELECT e.turn_id FROM tool_effects AS e
             WHERE e.effect_id = t.turn_id AND e.waits_for = 'agent') AS parent_turn_id,
-           (SELECT jsonb_agg(jsonb_build_object('call_id', m.tool_calls -> e.position ->> 'id', 'tool', e.tool,
+           (SELECT jsonb_agg(jsonb_build_object({_CALL},
                                                 'turn_id', c.turn_id, 'agent', c.agent, 'status', c.status)
                              ORDER BY e.message_seq, e.position)
             FROM tool_effects AS e JOIN turns AS c ON c.turn_id = e.effect_id

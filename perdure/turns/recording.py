@@ -70,7 +70,7 @@ _TURNS = Statement(
 _MESSAGES = Statement(
     "turns.messages_of_recorded",
     """
-    SELECT m.*, NULL::int AS position FROM messages AS m
+    SELECT m.* FROM messages AS m
     WHERE m.session_id = %(session_id)s AND m.turn_id = %(turn_id)s ORDER BY m.seq
     """,
     writes=False,

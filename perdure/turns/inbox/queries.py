@@ -7,7 +7,7 @@ from perdure.database.fencing import RAISED
 from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 from perdure.turns.calls.queries import MAY_ASK
-from perdure.turns.lease.queries import ADMITTED, DRAINABLE
+from perdure.turns.lease.queries import DRAINABLE, PLACES
 
 # Whether a wake-up for the session was published recently. If so, the next message publishes no wake-up: a second one
 # would only lengthen the queue, and the sweeper replaces a lost one. Both the time that counts as recent and the pause
@@ -39,9 +39,7 @@ ENQUEUE = Statement(
     "turns.enqueue",
     f"""
     WITH share AS (
-        SELECT count(*) >= %(user_concurrency)s AS taken FROM (
-            SELECT FROM sessions WHERE user_id = %(user_id)s AND {ADMITTED}
-            LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+        SELECT count(*) >= %(user_concurrency)s AS taken FROM {PLACES.format(user_id="%(user_id)s")}
     ), target AS (
         UPDATE sessions AS s
         SET state = CASE s.state WHEN '{State.INITIALIZING}' THEN {sql(Trigger.SESSION_CREATED, column="s.state")}

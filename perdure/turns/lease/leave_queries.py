@@ -14,6 +14,7 @@ from perdure.database.fencing import HELD, UNLEASED
 from perdure.database.keyed import keyed
 from perdure.sessions.states import State, Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP
+from perdure.turns.lease.queries import IS_OLDEST
 
 _NOW = "perdure_now()"
 
@@ -93,6 +94,13 @@ LEAVE = _stopping(
     turn="status = 'parked', attempts = greatest(t.attempts - 1, 0)",
 )
 
+# What becomes of the row `t` of a call with the result `r`.
+CALL_ENDED = """
+        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
+        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for IN ('task', 'agent') OR t.parts IS NOT NULL
+                        THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
+""".strip()
+
 # --- a turn waits --------------------------------------------------------------------------
 #
 # No worker claims the session before `not_before`. These statements run after LOCK, which cancelling a turn, ending a
@@ -149,14 +157,12 @@ WAIT_APPROVAL = _stopping(
 # transcript later, together.
 RECORD_RESULTS = Statement(
     "turns.record_results",
-    """
+    f"""
     UPDATE tool_effects AS t
     SET status = r.status, result = r.result,
         payload = CASE WHEN t.waits_for = 'user' AND r.used IS NOT NULL
-                       THEN coalesce(t.payload, '{}') || jsonb_build_object('used', r.used) ELSE t.payload END,
-        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for IN ('task', 'agent') OR t.parts IS NOT NULL
-                        THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
+                       THEN coalesce(t.payload, '{{}}') || jsonb_build_object('used', r.used) ELSE t.payload END,
+        {CALL_ENDED}
     FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text, used jsonb)
     WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
       AND t.finished_at IS NULL
@@ -204,6 +210,22 @@ WAIT_MODEL = _stopping(
     turn="status = 'parked', error_code = %(error_code)s, steps = %(steps)s",
     unless=_CANCELLED,
 )
+
+# Whether the user of a row of `sessions` has queued sessions.
+_OTHERS_WAIT = """
+    EXISTS (SELECT FROM sessions AS q
+            WHERE q.user_id = {mine}.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL)
+""".strip()
+
+# Writes the delivery of a settled turn that has a receiver.
+WITH_DELIVERY = """
+    owed AS (
+        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
+        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
+        FROM {turns}
+        RETURNING delivery_id
+    )
+""".strip()
 
 # --- a turn is settled ---------------------------------------------------------------------
 
@@ -270,17 +292,10 @@ SETTLE = Statement(
             probe_at = CASE WHEN e.status = 'intended' AND e.waits_for IN ('task', 'agent')
                             THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
         FROM fenced WHERE e.turn_id = %(turn_id)s AND e.status IN ('intended', 'asked', 'approved')
-    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, owed AS (
-        INSERT INTO deliveries (delivery_id, turn_id, user_id, scope, target, status, due_at, created_at)
-        SELECT %(delivery_id)s::uuid, turn_id, user_id, scope, reply_to, 'pending', perdure_now(), perdure_now()
-        FROM settled WHERE reply_to IS NOT NULL
-        RETURNING delivery_id
-    )
+    ), {WITH_STEP.strip()}, {WITH_USES.strip()}, {WITH_DELIVERY.format(turns="settled WHERE reply_to IS NOT NULL")}
     SELECT fenced.unsettled, fenced.unsettled = 0 AND fenced.end_requested_at IS NOT NULL AS may_end,
            (SELECT delivery_id FROM owed) AS delivery_id, fenced.depth > 0 AS answers_call,
-           fenced.lease_until IS NULL AND EXISTS (
-               SELECT FROM sessions AS q
-               WHERE q.user_id = fenced.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others_wait
+           fenced.lease_until IS NULL AND {_OTHERS_WAIT.format(mine="fenced")} AS others_wait
     FROM fenced
     """,
 )
@@ -293,9 +308,7 @@ RELEASE = Statement(
     "turns.release",
     f"""
     WITH behind AS (
-        SELECT %(woken)s AND mine.unsettled > 0 AND EXISTS (
-                   SELECT FROM sessions AS q
-                   WHERE q.user_id = mine.user_id AND q.unsettled > 0 AND q.queued_at IS NOT NULL) AS others
+        SELECT %(woken)s AND mine.unsettled > 0 AND {_OTHERS_WAIT.format(mine="mine")} AS others
         FROM sessions AS mine WHERE mine.session_id = %(session_id)s
     )
     UPDATE sessions SET lease_until = NULL, lease_owner = NULL, woken_at = CASE WHEN %(woken)s THEN perdure_now() END,
@@ -357,10 +370,7 @@ FAILED_START = Statement(
     SET status = 'parked', attempts = t.attempts + %(charged)s::int, attempt_error = %(error)s,
         started_at = coalesce(t.started_at, perdure_now())
     FROM struck
-    WHERE t.turn_id = (
-            SELECT turn_id FROM turns
-            WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
-      AND {keyed("t.settled_at IS NULL")}
+    WHERE {IS_OLDEST.format(session="%(session_id)s")}
     RETURNING t.turn_id, t.agent, struck.strikes, struck.spent_s
     """,
 )

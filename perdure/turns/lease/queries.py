@@ -36,6 +36,12 @@ ADMITTED = """
         AND (lease_until IS NOT NULL OR strikes = 0 AND unequipped_since IS NULL)
 """.strip()
 
+# The places of a user that admitted sessions take: a row for each, up to the limit.
+PLACES = f"""
+    (SELECT FROM sessions WHERE user_id = {{user_id}} AND {ADMITTED}
+     LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+""".strip()
+
 # The sessions that any worker may take without a wake-up of their own, in the order of CLAIM_DUE. The others need the
 # wake-up that names them: those that were woken already (`wakes`), failed or ended a process (`strikes`, `claims`),
 # were left by a worker without their agent, or whose holder has died. `accept` and the sweeper then publish it.
@@ -79,9 +85,7 @@ ADMIT = Statement(
     "turns.admit",
     f"""
     WITH taken AS (
-        SELECT count(*) AS places FROM (
-            SELECT FROM sessions WHERE user_id = %(user_id)s AND {ADMITTED}
-            LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted
+        SELECT count(*) AS places FROM {PLACES.format(user_id="%(user_id)s")}
     ), next AS (
         {_NEXT.format(user_id="%(user_id)s", most="%(user_concurrency)s::bigint")}
     ), locked AS (
@@ -115,10 +119,8 @@ ADMIT_DUE = Statement(
     },
     free AS MATERIALIZED (
         SELECT each.user_id, each.places FROM (
-            SELECT few.user_id, %(user_concurrency)s - (
-                SELECT count(*) FROM (
-                    SELECT FROM sessions WHERE user_id = few.user_id AND {ADMITTED}
-                    LIMIT (SELECT %(user_concurrency)s::bigint)) AS admitted) AS places
+            SELECT few.user_id,
+                   %(user_concurrency)s - (SELECT count(*) FROM {PLACES.format(user_id="few.user_id")}) AS places
             FROM (SELECT substr(place, 33) AS user_id FROM visited) AS few) AS each
         WHERE each.places > 0
     ), share AS (
@@ -156,6 +158,19 @@ _BEFORE = f"""
            ) AS previous_channel,
            {{held}}.tick, {{held}}.saved_token, {{held}}.saved_tick, {{held}}.variables_tick,
            {PRESENT_VARIABLES} AS variables
+""".strip()
+
+# The turn `t` is the oldest unsettled turn of a session.
+IS_OLDEST = f"""
+    t.turn_id = (SELECT turn_id FROM turns WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
+          AND {keyed("t.settled_at IS NULL")}
+""".strip()
+
+# What a claim and BEGIN_NEXT return of the turn `t` that has begun.
+_BEGUN = """
+        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
+                  t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
+                  t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
 """.strip()
 
 # Takes a session's lease, and begins or takes over the session's oldest unsettled turn. Claims nothing if the session's
@@ -231,11 +246,7 @@ _CLAIMING = f"""
         -- The turn has waited for a task or a time. The claim after this one counts what this one would not (`waited`).
         UPDATE turns AS t SET attempts = t.attempts - 1
         FROM queued
-        WHERE queued.waited AND t.status = 'parked' AND t.error_code IS NULL
-          AND t.turn_id = (
-                SELECT turn_id FROM turns
-                WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
-          AND {keyed("t.settled_at IS NULL")}
+        WHERE queued.waited AND t.status = 'parked' AND t.error_code IS NULL AND {IS_OLDEST}
     ), claimed AS (
         UPDATE sessions AS s
         SET {RAISED},
@@ -266,13 +277,8 @@ _CLAIMING = f"""
                 || jsonb_build_object('at', perdure_now(), 'owner', %(owner)s::text, 'lost', claimed.lost) END,
             fingerprint = coalesce(%(fingerprints)s::jsonb ->> t.agent, t.fingerprint)
         FROM claimed
-        WHERE t.turn_id = (
-                SELECT turn_id FROM turns
-                WHERE session_id = {{session}} AND settled_at IS NULL ORDER BY seq LIMIT 1)
-          AND {keyed("t.settled_at IS NULL")}
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
-                  t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
+        WHERE {IS_OLDEST}
+        {_BEGUN}
     )
 """.strip()
 
@@ -318,14 +324,23 @@ CLAIM = Statement(
 
 _SINCE = "coalesce(woken_at, last_activity_at)"
 
+# The sessions that any drain may take. For each priority, one range of `sessions_due_idx` is read in index order, up to
+# `most` sessions.
+_DRAINED = f"""
+        FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
+            SELECT session_id, {_SINCE} AS since FROM sessions
+            WHERE {DRAINABLE} AND priority = rank AND least(wakes, 6) = 0
+            ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT {{most}}::bigint)) AS found
+        WHERE NOT {DRAINING}
+""".strip()
+
 # Like CLAIM, for the next due session: highest effective priority first, then longest wait. If the session
 # `session_id`, which a wake-up has named, can be claimed and is not drainable, claims nothing and returns `is_special`:
 # the caller then runs CLAIM.
 #
-# For each priority, one range of `sessions_due_idx` is read in index order, up to `most` sessions. Concurrent
-# statements choose the same sessions, and each claims the first one that no other has locked. `due` is the number of
-# chosen ones: if it is positive and no session is claimed, others have locked all of them. `names_due`: the session
-# that was named is one of them. `next_id` is another due session, with its effective priority.
+# Concurrent statements choose the same sessions, up to `most`, and each claims the first one that no other has locked.
+# `due` is the number of chosen ones: if it is positive and no session is claimed, others have locked all of them.
+# `names_due`: the session that was named is one of them. `next_id` is another due session, with its effective priority.
 CLAIM_DUE = Statement(
     "turns.claim_due",
     f"""
@@ -334,11 +349,7 @@ CLAIM_DUE = Statement(
         WHERE session_id = %(session_id)s::uuid AND unsettled > 0 AND {UNLEASED} AND {_IN_TIME} AND NOT ({DRAINABLE})
     ), due AS MATERIALIZED (
         SELECT found.session_id, {effective("rank", "found.since")} AS level, found.since
-        FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
-            SELECT session_id, {_SINCE} AS since FROM sessions
-            WHERE {DRAINABLE} AND priority = rank AND least(wakes, 6) = 0
-            ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT %(most)s::bigint)) AS found
-        WHERE NOT {DRAINING}
+        {_DRAINED.format(most="%(most)s")}
         ORDER BY level DESC, since LIMIT %(most)s
     ), candidate AS (
         {_CANDIDATE}
@@ -365,11 +376,7 @@ NEXT_DUE = Statement(
     "turns.next_due",
     f"""
     SELECT found.session_id, {effective("rank", "found.since")} AS priority
-    FROM generate_series(0, {HIGHEST}) AS rank, LATERAL (
-        SELECT session_id, {_SINCE} AS since FROM sessions
-        WHERE {DRAINABLE} AND priority = rank AND least(wakes, 6) = 0
-        ORDER BY coalesce(woken_at, '-infinity') LIMIT (SELECT 1::bigint)) AS found
-    WHERE NOT {DRAINING}
+    {_DRAINED.format(most="1")}
     ORDER BY priority DESC, found.since LIMIT 1
     """,
     writes=False,
@@ -407,15 +414,10 @@ BEGIN_NEXT = Statement(
             first_seq = coalesce(t.first_seq, fenced.message_count + 1),
             fingerprint = coalesce(%(fingerprints)s::jsonb ->> t.agent, t.fingerprint)
         FROM fenced
-        WHERE t.turn_id = (
-                SELECT turn_id FROM turns
-                WHERE session_id = %(session_id)s AND settled_at IS NULL ORDER BY seq LIMIT 1)
-          AND {keyed("t.settled_at IS NULL")}
+        WHERE {IS_OLDEST.format(session="%(session_id)s")}
           AND (t.status = 'running'
                OR NOT {DRAINING} AND NOT {PAUSED.format(user_id="t.user_id", agent="t.agent")})
-        RETURNING t.turn_id, t.seq, t.user_id, t.agent, t.channel, t.first_seq, t.cancel_requested_at,
-                  t.started_at, t.metadata::text AS metadata, t.additions::text AS additions,
-                  t.unsaved::text AS unsaved, t.attempt_error, t.traceparent
+        {_BEGUN}
     )
     SELECT fenced.strikes, fenced.spent_s, 0 AS wakes_before, begun.*,
            {_BEFORE.format(held="fenced")}
