@@ -198,20 +198,12 @@ class TurnBudget:
             return
         if self._open is not None:
             unstored += costs.at_most(*self._open, streamed_tokens, self._settings)
-        if not self._frees(self._spent() + unstored):
-            raise LeaseLost
-
-    def _frees(self, spent: Decimal) -> bool:
-        """Set the turn's row to what the turn has cost. Returns False if the session is lost.
-
-        The row of a lost session is set only if its turn was settled without a further call.
-        """
+        spent = self._spent() + unstored
         try:
             self._spend(spent, Decimal())
-        except LeaseLost:
+        except LeaseLost:  # the turn's row is set only if the turn was settled without a further call
             self._database.run(_GIVE_BACK, {**self._given(spent), "totals": self._tenure.reserved})
-            return False
-        return True
+            raise
 
     def _spend(self, spent: Decimal, reserved: Decimal) -> None:
         given = {**self._given(spent), **self._tenure.fenced, "reserved": reserved}

@@ -31,20 +31,16 @@ def cost_of(executor: Executor, turn_id: UUID, settings: Settings, agents: Agent
 
     `None` if there is no reply, if a reply's usage was not reported, or if the prices of its model are unknown.
     """
-    costs = [
-        _cost_of_row(row, settings, agents)
-        for row in executor.run(queries.USED, {"turn_id": turn_id, "with_others": True})
-    ]
-    known = [each for each in costs if each is not None]
-    return sum(known, Decimal()) if known and len(known) == len(costs) else None
+    rows = executor.run(queries.USED, {"turn_id": turn_id, "with_others": True})
+    costs = [_cost_of_row(row, settings, agents) for row in rows]
+    return _sum_of_known(costs) if costs and None not in costs else None
 
 
 def spent(replies: Iterable[Entry], agent: Agent, settings: Settings) -> Decimal:
     """What the model's `replies` to the agent cost, in US dollars, as far as their usage and prices are known."""
     asked = agent.asked_model(settings.model)
     models = [(_writer(asked, each.model or "", settings, fallback=each.fallback), each) for each in replies]
-    costs = [_cost(model, each.usage, each.created_at, settings) for model, each in models]
-    return sum((each for each in costs if each is not None), Decimal())
+    return _sum_of_known(_cost(model, each.usage, each.created_at, settings) for model, each in models)
 
 
 def spent_in_all(
@@ -52,8 +48,7 @@ def spent_in_all(
 ) -> Decimal:
     """What the turn's committed replies cost, as far as known; `with_others`: and those of agents that it asked."""
     rows = executor.run(queries.USED, {"turn_id": turn_id, "with_others": with_others})
-    costs = [_cost_of_row(row, settings, agents) for row in rows]
-    return sum((each for each in costs if each is not None), Decimal())
+    return _sum_of_known(_cost_of_row(row, settings, agents) for row in rows)
 
 
 def limit_above(executor: Executor, turn_id: UUID, settings: Settings, agents: Agents) -> str | None:
@@ -67,8 +62,7 @@ def limit_above(executor: Executor, turn_id: UUID, settings: Settings, agents: A
         tokens = sum(each.input_tokens + each.output_tokens for each in used)
         if agent.max_tokens is not None and tokens >= agent.max_tokens:
             return f"the {agent.max_tokens:,} tokens of {agent.name}"
-        costs = [_cost_of_row(row, settings, agents) for row in rows]
-        spent_so_far = sum((each for each in costs if each is not None), Decimal())
+        spent_so_far = _sum_of_known(_cost_of_row(row, settings, agents) for row in rows)
         if agent.max_cost is not None and spent_so_far >= Decimal(str(agent.max_cost)):
             return f"the {agent.max_cost} US dollars of {agent.name}"
     return None
@@ -192,6 +186,10 @@ def at_most(model: str | ForeignModel, prompt_tokens: int, output_tokens: int, s
     used = Usage(prompt_tokens, output_tokens)
     costs = [cost(each, used, settings) for each in (model, *settings.fallback_models)]
     return max((each for each in costs if each is not None), default=Decimal())
+
+
+def _sum_of_known(costs: Iterable[Decimal | None]) -> Decimal:
+    return sum((each for each in costs if each is not None), Decimal())
 
 
 def _cost_of_row(row: Row[Any], settings: Settings, agents: Agents) -> Decimal | None:

@@ -160,23 +160,17 @@ class Leaving:
                 row = self._stop(tenure, queries.SHUT_DOWN)
                 self._runtime.wake.session(tenure.session_id, row.priority)
             case AwaitsDecision(message_seq):
-                given = {"message_seq": message_seq, "delivery_id": new_id(self._runtime.clock)}
-                if (waits := self._wait(tenure, queries.WAIT_APPROVAL, given)) is None:
+                if not self._wait(tenure, queries.WAIT_APPROVAL, {"message_seq": message_seq}):
                     return Left(turn_continues=True)
-                if waits.delivery_id is not None:
-                    self._runtime.wake.delivery(waits.delivery_id)
                 log.info("turn %s waits for a person to decide about its calls", turn.turn_id)
             case AwaitsCalls(message_seq, results):
-                delivery_id = new_id(self._runtime.clock)
-                given = {"message_seq": message_seq, "retry_s": UNSENT_S, "delivery_id": delivery_id}
-                if (waits := self._wait(tenure, queries.WAIT_CALLS, given, results)) is None:
+                given: dict[str, Any] = {"message_seq": message_seq, "retry_s": UNSENT_S}
+                if not self._wait(tenure, queries.WAIT_CALLS, given, results):
                     return Left(turn_continues=True)
-                if waits.delivery_id is not None:
-                    self._runtime.wake.delivery(waits.delivery_id)
                 log.info("turn %s waits for a task, a client, an agent, the user or a time", turn.turn_id)
             case AwaitsModel(error, wait_s, spent_s, steps, model, is_paced):
                 given = {"error_code": error.code, "wait_s": wait_s, "steps": steps, "model": model, "paced": is_paced}
-                if self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}) is None:
+                if not self._wait(tenure, queries.WAIT_MODEL, {**given, "spent_s": spent_s}):
                     return Left(turn_continues=True)
                 level = logging.WARNING if wait_s else logging.INFO  # 0: behind earlier turns
                 log.log(level, "turn %s waits %g s for a model or a budget: %s", turn.turn_id, wait_s, loggable(error))
@@ -288,9 +282,9 @@ class Leaving:
         statement: Statement,
         given: Mapping[str, Any],
         results: Sequence[Mapping[str, Any]] = (),
-    ) -> Row[Any] | None:
-        """Release the session until what the turn waits for comes; `None` if it does not wait."""
-        parameters = _at_hand(tenure, given)
+    ) -> bool:
+        """Release the session until what the turn waits for comes, and wake its delivery. False: it does not wait."""
+        parameters = _at_hand(tenure, {"delivery_id": new_id(self._runtime.clock), **given})
         with self._runtime.database.transaction(statement.name) as transaction:
             if not transaction.run(queries.LOCK, tenure.fenced):
                 raise LeaseLost
@@ -302,7 +296,9 @@ class Leaving:
             is_cancelled = not rows and bool(transaction.run(queries.IS_CANCELLED, parameters))
         if is_cancelled:
             tenure.cancel(tenure.at_hand.turn_id)
-        return rows[0] if rows else None
+        if rows and rows[0].delivery_id is not None:
+            self._runtime.wake.delivery(rows[0].delivery_id)
+        return bool(rows)
 
     def _count(self, *, settled: int = 0, left: int = 0) -> None:
         with self._counting:

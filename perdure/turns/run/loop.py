@@ -204,9 +204,7 @@ class Runner:
             if not left.wake_up_failed:
                 return Ran(len(outcomes), tuple(outcomes)) if outcomes or left.unequipped is None else left.unequipped
 
-    def drain(  # noqa: C901 (from one claim to the next)
-        self, session_id: UUID, stopping: Callable[[], bool] = lambda: False
-    ) -> Drained:
+    def drain(self, session_id: UUID, stopping: Callable[[], bool] = lambda: False) -> Drained:
         """Run the turns of due sessions, one session after another, until none is due or the time is over.
 
         Called for a wake-up that names the session `session_id`. If this session needs a wake-up of its own, it is the
@@ -225,10 +223,8 @@ class Runner:
         outcomes: list[str] = []
         turn_ids: list[UUID] = []
         named: UUID | None = session_id
-        while True:
-            drawn = self._claims.draw(named)
-            if drawn.found is None:
-                return Drained(sessions, tuple(outcomes), None, tuple(turn_ids))
+        refused: NeedsIsolation | None = None
+        while (drawn := self._claims.draw(named)).found is not None:
             if drawn.next_due is not None and (named is not None or monotonic() >= self._invite_at):
                 self._invite_at = monotonic() + _INVITE_S
                 self._runtime.wake.drain(*drawn.next_due)
@@ -241,15 +237,15 @@ class Runner:
                 turn_ids += [turn_id for turn_id, _ in more]
             elif isinstance(drawn.found, NeedsIsolation):
                 if not self._settle_cancelled(drawn.session_id, drawn.found):
-                    return Drained(sessions, tuple(outcomes), drawn.found, tuple(turn_ids))
+                    refused = drawn.found
+                    break
                 sessions, outcomes = sessions + 1, [*outcomes, Cancelled.status]
             if drawn.next_due is None and not left.wake_up_failed:
-                return Drained(
-                    sessions, tuple(outcomes), None, tuple(turn_ids)
-                )  # what came meanwhile has wake-ups of its own
+                break  # what came meanwhile has wake-ups of its own
             if stopping() or monotonic() >= until:
                 self._invite()
-                return Drained(sessions, tuple(outcomes), None, tuple(turn_ids))
+                break
+        return Drained(sessions, tuple(outcomes), refused, tuple(turn_ids))
 
     def _invite(self) -> None:
         """Wake another worker if a session is due: this one stops draining."""

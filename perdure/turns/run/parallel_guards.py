@@ -95,9 +95,6 @@ class ParallelGuards:
         self._call: ModelCall | None = None
         self._changed = threading.Condition(self._lock)
 
-    def __bool__(self) -> bool:
-        return bool(self._guards)
-
     @property
     def has_refused(self) -> bool:
         return self._refusal is not None

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from threading import Event
 from typing import Any
@@ -49,8 +48,7 @@ class TurnHooks:
                 self._replace_asked(self._call([hook], self.seen()).text)
             for each in self.agent.guards:
                 if not each.parallel:
-                    self.scope.step_within(self.guard_s(each))
-                    verdict = self.judge(each, self.transcript.asked, stopping=self.scope.stopping)
+                    verdict = self._judge_next(each, self.transcript.asked, stopping=self.scope.stopping)
                     if verdict.usage is not None:
                         self.transcript.charge(verdict.usage)
                     self._replace_asked(allowed(verdict, self.transcript.asked))
@@ -82,8 +80,7 @@ class TurnHooks:
         """Call the output guards."""
         try:
             for each in self.agent.reply_guards:
-                self.scope.step_within(self.guard_s(each))
-                verdict = self.judge(each, ending.reply.content)
+                verdict = self._judge_next(each, ending.reply.content)
                 if verdict.usage is not None:
                     ending = charged(ending, verdict.usage)
                 ending = self._with_reply(ending, allowed(verdict, ending.reply.content))
@@ -100,12 +97,16 @@ class TurnHooks:
             PerdureError: a guard refuses the answer.
         """
         for each in self.agent.guards:
-            self.scope.step_within(self.guard_s(each))
-            verdict = self.judge(each, text, stopping=self.scope.stopping)
+            verdict = self._judge_next(each, text, stopping=self.scope.stopping)
             if verdict.usage is not None:
                 spend(verdict.usage)
             text = storable(allowed(verdict, text))
         return text
+
+    def _judge_next(self, guard: Guard, text: str, *, stopping: Event | None = None) -> Verdict:
+        """Judge in the turn's thread, as a step of the turn; see `judge`."""
+        self.scope.step_within(self.guard_s(guard))
+        return self.judge(guard, text, stopping=stopping)
 
     def judge(self, guard: Guard, text: str, *, stopping: Event | None = None) -> Verdict:
         """The verdict of a guard on `text`, within its time limit and that of the turn. Any thread may call this.
@@ -202,13 +203,10 @@ class TurnHooks:
             self.transcript.asked,
             tenant_of(turn.user_id),
             turn.own_metadata(),
-            self._began().astimezone(zone),
+            (turn.started_at or self.runtime.clock.now()).astimezone(zone),
             zone.key,
             self.scope.deps,
         )
-
-    def _began(self) -> datetime:
-        return self.turn.started_at or self.runtime.clock.now()
 
 
 def allowed(verdict: Verdict, text: str) -> str:
