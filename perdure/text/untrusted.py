@@ -12,11 +12,17 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_jsonable_python
+from pydantic_core import ErrorDetails, PydanticSerializationError, ValidationError, to_jsonable_python
 
+from perdure.errors import InvalidRequest
 from perdure.text.patterns import compiled
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Fields = TypeVar("Fields", bound="BaseModel")
 
 MAX_DEPTH = 64
 """Maximum levels of nesting in JSON, far below the interpreter's recursion limit."""
@@ -301,6 +307,18 @@ def what_is_invalid(items: Iterable[ErrorDetails], skip: int = 0) -> str:
     """All errors that pydantic found, for users who do not know Python. `skip` is as for `member_path`."""
     found = ((member_path(item, skip), what_is_wrong(item)) for item in items)
     return " ".join(f"{path}: {wrong}." if path else f"{wrong[:1].upper()}{wrong[1:]}." for path, wrong in found)
+
+
+def validated(model: type[Fields], given: object) -> Fields:
+    """What another program sent, as a `model`.
+
+    Raises:
+        InvalidRequest: a field is invalid; the error names the field.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
 
 
 IDENTIFIER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"

@@ -10,7 +10,7 @@ Called by `perdure turns prompt` and `GET /v1/turns/{id}/prompt`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -220,10 +220,8 @@ class _Reader:
     @property
     def _turn(self) -> TurnRow:
         row = self.row
-        return TurnRow(
-            row.turn_id, row.session_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq,
-            before=Before(row.previous_channel), metadata=row.metadata or {},
-        )  # fmt: skip
+        begun = TurnRow.begun(row.session_id, row)
+        return replace(begun, before=Before(row.previous_channel), metadata=row.metadata or {})
 
     def _circumstances(self) -> str:
         """What perdure itself tells the model at the end of its note."""

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from perdure.access.tenants import UserKey, tenant_of, user_of
+from perdure.access.tenants import tenant_of, user_of
 from perdure.agents import Agent
 from perdure.clock import iso
 from perdure.database.engine import Statement
@@ -154,14 +154,8 @@ def record_session(runtime: Runtime, session_id: UUID, most: int) -> dict[str, A
 
 
 def _turn_row(row: Row[Any]) -> TurnRow:
-    return TurnRow(
-        row.turn_id,
-        row.session_id,
-        row.seq,
-        UserKey(row.user_id),
-        row.agent,
-        row.channel,
-        row.first_seq,
+    return replace(
+        TurnRow.begun(row.session_id, row),
         before=Before(row.previous_channel, row.previous_session_id, row.previous_summary),
         started_at=row.started_at,
         metadata={} if row.metadata is None else load_object(row.metadata),

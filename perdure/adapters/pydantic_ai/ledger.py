@@ -88,6 +88,11 @@ def returned(value: Any) -> dict[str, Any]:
     return {"result": value, "kind": "tool_return"}
 
 
+def tool_failed(message: str) -> dict[str, Any]:
+    """The JSON values of a `CallToolResult` for a call that failed."""
+    return {"kind": "tool_failed", "message": message}
+
+
 class Calls:
     """The calls of the message `open_reply`. `names` are the ids by which pydantic-ai knows them, in their order."""
 
@@ -201,7 +206,7 @@ class Calls:
         position = self._positions[name]
         row, planned = self._rows.get(position), self._equipped(position, definition, approved=approved)
         if planned is None:  # no intent: the agent of the worker that committed the reply had no such tool
-            return Recorded({"kind": "tool_failed", "message": "this tool was not available when it was called."})
+            return Recorded(tool_failed("this tool was not available when it was called."))
         if approved and row is not None and position not in self._begun_here:  # a person may have edited it
             planned = replace(planned, call=replace(planned.call, arguments=row.arguments))
         self._planned[position] = planned = replace(planned, arguments=dict(arguments))
@@ -266,12 +271,10 @@ class Calls:
             found = checked(planned.call.arguments, planned.arguments, arguments)
             self._check_approver(position, planned, found.written)
         except ToolError as error:
-            return Recorded(_refused(error))
+            return Recorded(tool_failed(error.message))
         changed = replace(planned, call=replace(planned.call, arguments=found.text), arguments=dict(found.arguments))
         if not self._ledger.change(changed):
-            return Recorded(
-                {"kind": "tool_failed", "message": "this call was not run."}
-            )  # the turn is another worker's
+            return Recorded(tool_failed("this call was not run."))  # the turn is another worker's
         self._planned[position] = changed
         return found.arguments
 
@@ -292,7 +295,7 @@ class Calls:
         if found is None:
             return None
         status, text = found
-        return returned(text) if status == "done" else {"kind": "tool_failed", "message": text}
+        return returned(text) if status == "done" else tool_failed(text)
 
     def check_result(self, position: int, payload: dict[str, Any]) -> dict[str, Any]:
         """Cut a long result, and call the `after_tool` hooks, in a thread of the call; returns the call's result.
@@ -307,9 +310,7 @@ class Calls:
         try:
             payload, recorded = self._files.take(payload, planned.effect_id)
         except PerdureError as error:
-            return _refused(
-                ToolError(f"The tool {planned.call.name} ran, but its file cannot be stored: {error.message}")
-            )
+            return tool_failed(f"The tool {planned.call.name} ran, but its file cannot be stored: {error.message}")
         text = _text(recorded)
         longest = MAX_RESULT_CHARS if planned.tool is None else planned.tool.max_result_chars
         if len(text) > longest and not descriptions(recorded):
@@ -318,7 +319,7 @@ class Calls:
         try:
             shown = self._hooks.check_result(planned, text)
         except ToolError as error:
-            return _refused(error)
+            return tool_failed(error.message)
         if shown != text:
             return returned(shown)
         self._shown[position] = recorded
@@ -480,7 +481,7 @@ class Calls:
         Raises:
             LeaseLost: another worker has the session.
         """
-        planned = self._planned[position] = self._with_tool(self._plan(position, None), definition)
+        planned = self._planned[position] = self._with_tool(self._plan(position), definition)
         at = self._runtime.clock.monotonic()
         self._wait(queries.INTEND, [{**self._row(position, planned.runnable), "timeout_s": planned.timeout_s}])
         self._tenure.renewed(at)
@@ -528,11 +529,12 @@ class Calls:
         return ToolApproved(override_args=_object(row.arguments) if self._is_edited(row) else None)
 
     def _planned_at(self, position: int) -> Planned:
-        return self._planned.get(position) or self._plan(position, None)
+        return self._planned.get(position) or self._plan(position)
 
-    def _plan(self, position: int, tool: AdaptedTool | None) -> Planned:
-        call = self.open_reply.tool_calls[position]
-        return Planned(position, call, new_id(self._runtime.clock), tool, timeout_s=self._timeout_s(position))
+    def _plan(self, position: int) -> Planned:
+        """The call, whose tool is not known yet."""
+        call, timeout_s = self.open_reply.tool_calls[position], self._runtime.settings.turn.tool_timeout_s
+        return Planned(position, call, new_id(self._runtime.clock), timeout_s=timeout_s)
 
     def _equipped(self, position: int, definition: ToolDefinition | None, *, approved: bool) -> Planned | None:
         """The call with its tool; `None` if it has no intent and may have none."""
@@ -551,11 +553,6 @@ class Calls:
     def _with_tool(self, planned: Planned, definition: ToolDefinition) -> Planned:
         tool = AdaptedTool.of(definition.name, definition.metadata, definition.timeout)
         return replace(planned, tool=tool, timeout_s=tool.timeout_s or self._runtime.settings.turn.tool_timeout_s)
-
-    def _timeout_s(self, position: int) -> float:
-        planned = self._planned.get(position)
-        tool = None if planned is None else planned.tool
-        return (tool.timeout_s if tool is not None else None) or self._runtime.settings.turn.tool_timeout_s
 
     def _begun(self, planned: Planned) -> Begin:
         """Begin the call. A call that begins late, such as after one that runs alone, has its whole time limit."""
@@ -607,7 +604,7 @@ class Calls:
         if row.status == "unknown":
             return returned(UNKNOWN_OUTCOME)
         text = row.result or ""
-        return returned(text) if row.status == "done" else {"kind": "tool_failed", "message": text}
+        return returned(text) if row.status == "done" else tool_failed(text)
 
     def rows(self) -> dict[int, Row[Any]]:
         """The rows of the calls, by position."""
@@ -619,10 +616,6 @@ def _text(payload: Mapping[str, Any]) -> str:
     found = payload.get("result") if payload.get("kind") in _DONE else payload.get("message")
     found = storable_json(described(found))
     return found if isinstance(found, str) else as_json(found)
-
-
-def _refused(error: ToolError) -> dict[str, Any]:
-    return {"kind": "tool_failed", "message": error.message}
 
 
 def _declared(part: ToolCallPart, definitions: Mapping[str, ToolDefinition]) -> AdaptedTool:

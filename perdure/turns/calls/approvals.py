@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 from sqlalchemy import Row
 
 from perdure.access.tenants import UserKey
 from perdure.database.engine import as_json
 from perdure.errors import Conflict, Forbidden, InvalidRequest, NotFound, ToolError
 from perdure.runtime import Runtime
-from perdure.text.untrusted import load_object, what_is_invalid
+from perdure.text.untrusted import load_object, validated
 from perdure.tools.registry import STAFF, USER, who_approves
 from perdure.turns.calls import queries
 
@@ -99,10 +99,7 @@ def parse_decision(given: Mapping[str, Any]) -> Decision:
     Raises:
         InvalidRequest: a field is invalid; the error names the field.
     """
-    try:
-        return Decision.model_validate(given)
-    except ValidationError as error:
-        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
+    return validated(Decision, given)
 
 
 def decide(runtime: Runtime, turn_id: UUID, decision: Decision, by: Decider = _UNKNOWN) -> None:

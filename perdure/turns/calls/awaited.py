@@ -152,18 +152,6 @@ def _unsent(runtime: Runtime, row: Row[Any], planned: Planned) -> Planned | None
     return replace(planned, effect_id=row.effect_id, timeout_s=row.undecided_s)
 
 
-def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
-    """The values that store results in their effect rows. `result_values.recorded_result` is the inverse."""
-    dicts: list[Mapping[str, Any]] = []
-    for result in results:
-        text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
-        stored = None if result.status == "unknown" else untrusted.storable(text)
-        used = None if result.used is None else result.used.to_dict()
-        if result.effect_id is not None:
-            dicts.append({"effect_id": result.effect_id, "status": result.status, "result": stored, "used": used})
-    return dicts
-
-
 def finish(runtime: Runtime, effect_id: UUID, ended: TaskEnded, part: int | None = None) -> bool:
     """Record the result of a task with `record`, and send the next waiting tasks of a call with a list of arguments.
 

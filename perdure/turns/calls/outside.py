@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from sqlalchemy import Row
 
 from perdure.agents import Agents
 from perdure.database.engine import Database, Executor
-from perdure.errors import Conflict, InvalidRequest, NotFound
+from perdure.errors import Conflict, NotFound
 from perdure.runtime import Runtime, Waker
-from perdure.text.untrusted import what_is_invalid
+from perdure.text.untrusted import validated
 from perdure.tools.awaited.port import TaskEnded
 from perdure.turns.calls import asked, awaited, queries
 
@@ -52,10 +52,7 @@ def parse_result(given: Mapping[str, Any]) -> CallResult:
     Raises:
         InvalidRequest: a field is invalid; the error names the field.
     """
-    try:
-        return CallResult.model_validate(given)
-    except ValidationError as error:
-        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
+    return validated(CallResult, given)
 
 
 def answer(runtime: Runtime, turn_id: UUID, given: CallResult) -> None:

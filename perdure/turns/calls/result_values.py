@@ -6,7 +6,7 @@ record each result in the effect row of its call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from perdure.database.engine import Executor
 from perdure.models.protocol import ToolCall, Usage
-from perdure.text.untrusted import cut
+from perdure.text.untrusted import cut, storable
 from perdure.tools.variables import Change
 from perdure.turns.calls import approvals, queries
 from perdure.turns.calls.plan import Planned
@@ -170,6 +170,18 @@ def recorded_result(position: int, row: Row[Any] | None) -> Result:
     if (row.status == "unknown" or open_question) and row.waits_for in _UNKNOWN:
         return unknown_result(position, row)
     return Result(position, *outcome_of(row.status, row.result), row.effect_id, used_in(row))
+
+
+def results_to_dicts(results: Sequence[Result]) -> list[Mapping[str, Any]]:
+    """The values that store results in their effect rows. `recorded_result` is the inverse."""
+    dicts: list[Mapping[str, Any]] = []
+    for result in results:
+        text = result.text.removeprefix("Error: ") if result.status == "failed" else result.text
+        stored = None if result.status == "unknown" else storable(text)
+        used = None if result.used is None else result.used.to_dict()
+        if result.effect_id is not None:
+            dicts.append({"effect_id": result.effect_id, "status": result.status, "result": stored, "used": used})
+    return dicts
 
 
 def unknown_result(position: int, row: Row[Any]) -> Result:

@@ -38,6 +38,7 @@ from perdure.turns.calls.result_values import (
     recorded_changes,
     recorded_result,
     refused_result,
+    results_to_dicts,
     unbegun_result,
     with_edited_arguments,
 )
@@ -136,7 +137,7 @@ class CallRunner:
             if each.waits_for is not None:
                 results += self._send(each)
         results += self._executor.run(here, record=True)
-        return AwaitsCalls(open_reply.seq or 0, awaited.results_to_dicts(results))
+        return AwaitsCalls(open_reply.seq or 0, results_to_dicts(results))
 
     def _send(self, planned: Planned) -> list[Result]:
         """Begin a call that waits for a task, a client, an agent or a time; returns its result if it has failed.

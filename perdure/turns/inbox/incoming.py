@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -17,7 +17,6 @@ from pydantic import (
     JsonValue,
     StrictBool,
     StrictInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -36,7 +35,7 @@ from perdure.text.untrusted import (
     identifier,
     is_storable,
     load_object,
-    what_is_invalid,
+    validated,
     whole,
 )
 
@@ -204,9 +203,6 @@ class Incoming(MessageFields):
     user: UserKey
 
 
-Fields = TypeVar("Fields", bound=MessageFields)
-
-
 def parse_incoming(given: Any, *, channel: Literal["http", "celery"] = "http", tenant: str | None = None) -> Incoming:
     """Parse a message that another program sent for a user of `tenant`.
 
@@ -225,7 +221,7 @@ def parse_submitted(given: Any, *, channel: Literal["http", "celery"] = "http") 
     """
     if not isinstance(given, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    return _validated(Submitted, {"channel": channel, **given})
+    return validated(Submitted, {"channel": channel, **given})
 
 
 def stored_incoming(key: UserKey, fields: Mapping[str, Any]) -> Incoming:
@@ -234,14 +230,7 @@ def stored_incoming(key: UserKey, fields: Mapping[str, Any]) -> Incoming:
     Raises:
         InvalidRequest: this release does not accept the fields.
     """
-    return _validated(MessageFields, fields).of(key)
-
-
-def _validated(model: type[Fields], fields: Mapping[str, Any]) -> Fields:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidRequest(what_is_invalid(error.errors(include_input=False))) from None
+    return validated(MessageFields, fields).of(key)
 
 
 def parse_reason(given: object) -> str:

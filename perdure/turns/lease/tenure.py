@@ -92,7 +92,7 @@ class TurnRow:
 
     @classmethod
     def begun(cls, session_id: UUID, row: Row[Any]) -> TurnRow:
-        """The turn of a row of the statement `turns.begun`."""
+        """The turn of a row that has the columns of the statement `turns.begun`."""
         return cls(row.turn_id, session_id, row.seq, UserKey(row.user_id), row.agent, row.channel, row.first_seq)
 
     @classmethod
