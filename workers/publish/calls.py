@@ -59,7 +59,6 @@ class CeleryCalls:
         """`owned`: whether `close` closes the connections of `app`."""
         self._app = app
         self._owned = owned
-        self._lock = threading.Lock()
         self._asking = threading.Semaphore()
         self._revoking = threading.Semaphore()
         self._unavailable_until = 0.0
@@ -82,9 +81,8 @@ class CeleryCalls:
 
     def send(self, call: TaskCall) -> TaskSent:
         """Publish the task; see `TaskCalls.send`."""
-        with self._lock:
-            if time.monotonic() < self._unavailable_until:
-                return TaskSent.NO
+        if time.monotonic() < self._unavailable_until:
+            return TaskSent.NO
         reached = False
         try:
             message, options = self._message(call)  # in its own `try`, since these errors are not the broker's
@@ -103,16 +101,14 @@ class CeleryCalls:
             log.warning("the broker did not accept the task %s: %s", call.task, loggable(error))
             if concerns_one(error):
                 return TaskSent.NO
-            with self._lock:
-                self._unavailable_until = time.monotonic() + PAUSE_S
+            self._unavailable_until = time.monotonic() + PAUSE_S
             return TaskSent.MAYBE if reached else TaskSent.NO
         return TaskSent.YES
 
     def ask(self, task_id: UUID) -> TaskEnded | TaskRuns | None:
         """The state of the task in the result backend; see `TaskCalls.ask`."""
-        with self._lock:
-            if time.monotonic() < self._no_answer_until:
-                return None
+        if time.monotonic() < self._no_answer_until:
+            return None
         if isinstance(self._app.backend, DisabledBackend):
             return None
         try:
@@ -122,8 +118,7 @@ class CeleryCalls:
             found = ask() if self._owned else _within(_WAIT_S, self._asking, ask)
             status, value = found["status"], found.get("result")
         except Exception as error:  # noqa: BLE001 (each backend has errors of its own)
-            with self._lock:
-                self._no_answer_until = time.monotonic() + _BACKEND_PAUSE_S
+            self._no_answer_until = time.monotonic() + _BACKEND_PAUSE_S
             log.warning("the result backend has no readable answer about task %s: %s", task_id, loggable(error))
             return None
         return _state(status, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,6 @@ class CeleryWaker:
         self._broker_url = where.broker_url
         self.observe: Callable[[bool], None] = lambda _published: None
         """Called after each attempt to publish, with whether the broker accepted the message."""
-        self._lock = threading.Lock()
         self._unavailable_until = 0.0
         self._has_published = False
 
@@ -80,9 +78,8 @@ class CeleryWaker:
 
     def has_enough(self) -> bool:
         """See `perdure.runtime.Waker.has_enough`. False if the broker does not answer within about a second."""
-        with self._lock:
-            if time.monotonic() < self._unavailable_until:
-                return False
+        if time.monotonic() < self._unavailable_until:
+            return False
         try:
             with publishing(self._app, PAUSE_S) as producer:
                 return self.waiting(producer) >= ENOUGH
@@ -129,9 +126,8 @@ class CeleryWaker:
         return published
 
     def _publish(self, task: str, arguments: dict[str, Any], **options: Any) -> bool:
-        with self._lock:
-            if time.monotonic() < self._unavailable_until:
-                return False
+        if time.monotonic() < self._unavailable_until:
+            return False
         try:
             with publishing(self._app, PAUSE_S) as producer:
                 if (queue := options.get("queue")) is not None and queue not in QUEUES:
@@ -150,8 +146,7 @@ class CeleryWaker:
                 )
         except Exception as error:  # noqa: BLE001 (each transport has errors of its own; the sweeper repeats this)
             if not concerns_one(error):
-                with self._lock:
-                    self._unavailable_until = time.monotonic() + PAUSE_S
+                self._unavailable_until = time.monotonic() + PAUSE_S
             log.warning("the broker did not accept %s (%s); the sweeper will issue it again", task, loggable(error))
             return False
         self._has_published |= options.get("queue") == "turns"

@@ -80,9 +80,10 @@ class FleetDrain:
     def _close(self) -> None:
         self._consumption.pause()
         self._phase = DrainPhase.DRAINING
-        self._park_at = time.monotonic() + self._settings.shutdown.drain_s
+        drain_s = self._settings.shutdown.drain_s
+        self._park_at = time.monotonic() + drain_s
         self._parked, self._flushed = 0, WorkerFlushed(0)
-        log.info("the intake is closed: %d turns run here; %g s to finish", *self._budget())
+        log.info("the intake is closed: %d turns run here; %g s to finish", self._running(), drain_s)
 
     def _drain(self) -> None:
         self._phase = DrainPhase.DRAINING
@@ -107,6 +108,3 @@ class FleetDrain:
 
     def _running(self) -> int:
         return self._process.runner.keeper.turns + self._isolation.running
-
-    def _budget(self) -> tuple[int, float]:
-        return self._running(), self._settings.shutdown.drain_s

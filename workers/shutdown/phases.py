@@ -94,14 +94,15 @@ class Shutdown:
         self._consumption.wake()
         keeper = process.runner.keeper
         running = keeper.turns + self._isolation.running
-        release_at_s = self._budget.hard_exit_s - min(_RELEASE_S, self._budget.hard_exit_s / 3)
-        log.info("shutdown: %d turns run; %g s to drain, %g s at most", running, *self._limits())
-        if self._next(min(self._budget.drain_s, release_at_s)) is _Event.ENDED:
+        drain_s, hard_exit_s = self._budget.drain_s, self._budget.hard_exit_s
+        log.info("shutdown: %d turns run; %g s to drain, %g s at most", running, drain_s, hard_exit_s)
+        release_at_s = hard_exit_s - min(_RELEASE_S, hard_exit_s / 3)
+        if self._next(min(drain_s, release_at_s)) is _Event.ENDED:
             return
         log.info("shutdown: parks %d turns after %.3f s", keeper.turns + self._isolation.running, self._passed_s())
         keeper.begin_shutdown()
         self._isolation.stop()
-        event, within_s = self._next(release_at_s), max(self._budget.hard_exit_s - self._passed_s(), 0)
+        event, within_s = self._next(release_at_s), max(hard_exit_s - self._passed_s(), 0)
         if event is None and self._others():
             event, within_s = self._await_others(process), _RELEASE_S
         if event is not _Event.ENDED:
@@ -167,9 +168,6 @@ class Shutdown:
 
     def _passed_s(self) -> float:
         return time.monotonic() - self._began if self._began else 0.0
-
-    def _limits(self) -> tuple[float, float]:
-        return self._budget.drain_s, self._budget.hard_exit_s
 
     def _block_after_hard_limit(self) -> None:
         """If `_exit_at_hard_limit` has begun, block the calling thread forever; otherwise return at once.
