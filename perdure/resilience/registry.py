@@ -12,7 +12,7 @@ Methods that read or reset the fleet's circuits raise `Unavailable` if Redis can
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -103,7 +103,14 @@ class Metrics:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object for this breaker in the response of `GET /v1/breakers`."""
-        return {**asdict(self), "state": self.state.value}
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "failure_count": self.failure_count,
+            "success_count": self.success_count,
+            "last_failure_time": self.last_failure_time,
+            "opened_at": self.opened_at,
+        }
 
 
 class Breakers:

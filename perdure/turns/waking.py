@@ -61,13 +61,13 @@ class Wakes(Generic[T]):
     is_full: bool = False
     _pending: list[T] = field(default_factory=list)
 
-    def wake(self) -> bool:
-        """Publish wake-ups, if workers have taken most of the earlier ones; returns False if the broker refused one."""
+    def wake(self) -> None:
+        """Publish wake-ups, if workers have taken most of the earlier ones."""
         if self._pending:
             self._pending = self.source.untaken(self._pending)
         room = self.most - len(self._pending)
         if self._pending and room <= self.most // 4:
-            return True
+            return
         found, self.is_full = self.source.find(room)
         begun = sum(1 for _ in takewhile(self.source.publish, found))
         if found[begun:]:
@@ -75,7 +75,6 @@ class Wakes(Generic[T]):
         self._pending += found[:begun]
         self.published += begun
         self.refused += len(found) - begun
-        return begun == len(found)
 
 
 class _Sessions:
