@@ -129,6 +129,11 @@ class Options(BaseModel):
         (Options, "{'title': 'all', 'lines': {}}"),
         (Options, '[true, {"title": "pen"}, {"ti'),
         (Tree, '{"children": [{"children": []}, {"children": ['),
+        (list[int], "[[1, 2], [3"),
+        (list[int], "[ [\n[1, 2]], [[3"),
+        (list[int], "[[], [3]"),
+        (list[int], "[NaN, [1, 2]]"),
+        (list[int], "[None, True, [1, 2]]"),
         (dict[str, Any], '{"of": {"one": 1}, "and": {"tw'),
         (Annotated[str, Field(max_length=100)], '{"output": "half of the answ'),
         (Annotated[str, Field(max_length=100)], '{\n  "output": "he said "no""}'),
@@ -147,6 +152,8 @@ def test_a_part_of_broken_json_is_no_answer(given: Any, text: str) -> None:
         'Fill in {title} and [see below] as {"title": "all"}',
         '{{"title": "all"}}',
         '["not closed" in prose, [2, 3} and ]: {"title": "all"}',
+        'As [[1](source)] and [[note]] say, [None of these]: {"title": "all"}',
+        'As [[a] and [[b]] say: {"title": "all"}',
     ],
 )
 def test_json_after_broken_json_is_the_answer(text: str) -> None:

@@ -10,9 +10,11 @@ from perdure.text.patterns import compiled
 from perdure.text.untrusted import load_value
 
 _OPENING = compiled(r"[\[{]")
-_BEGINNING = compiled(r"\{\s*[\"']|\[\s*(?:[-0-9{\"']|(?:true|false|null)\b)")
-"""How JSON with members begins, also in single quotes. A bracket of prose, as in `{name}` or `[see below]`, begins
-otherwise."""
+_BEGINNING = compiled(
+    r"\{\s*[\"']|\[[\s\[]*(?:[-0-9{\"']|(?:true|false|null|True|False|None|NaN|Infinity)\b)|\[\s*\[[\s\[]*\]"
+)
+"""How JSON with members begins, also with Python's names and single quotes. A bracket of prose, as in `{name}` or
+`[see below]`, begins otherwise."""
 _NESTING = compiled(r"\"(?:[^\"\\]|\\[\s\S])*\"?|[\[\]{}]")
 """A string, which may lack its end, or a bracket outside strings."""
 _MOST_NESTING = 10_000
