@@ -237,3 +237,13 @@ def test_unknown_routes_have_openais_shape_for_its_clients(http: TestClient, pat
     other = http.post(f"/v1/{path}", json={})
     assert other.status_code == 404
     assert ("error" in other.json()) == (path in {"embeddings", "audio/speech", "completions"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("DELETE", "responses/resp_1", "GET"), ("POST", "conversations", "GET")]
+)
+def test_methods_that_only_openai_has(http: TestClient, method: str, path: str, allowed: str) -> None:
+    """Its clients read the reason, and do not repeat the request."""
+    refused = http.request(method, f"/v1/{path}", headers={"X-Stainless-Lang": "python"})
+    assert (refused.status_code, refused.headers["Allow"]) == (405, allowed)
+    assert method in refused.json()["error"]["message"]
