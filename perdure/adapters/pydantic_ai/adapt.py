@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic_ai import Agent as Bare
+from pydantic_ai import capabilities
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec import BaseDurabilityCapability
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
@@ -34,6 +36,9 @@ from perdure.text import declarations
 from perdure.tools.variables import VariableSet
 from perdure.turns.lease.tenure import Tenure
 from perdure.turns.transcript import Transcript
+
+_REQUEST_INPUT: Any = getattr(capabilities, "RequestInput", ())
+"""pydantic-ai 2.64 has no such capability."""
 
 Deps = Callable[[TurnContext[Any]], Any]
 """Makes the dependencies of a run: a function, `def` or `async def`, of the turn."""
@@ -250,9 +255,19 @@ def _check_durable(made: AdaptedAgent) -> None:
             f"agent {made.name!r} has a capability that selects a model, such as SelectModel, but no model for it to "
             "replace: pass model=… to the Agent"
         )
+    agent.root_capability.apply(partial(_check_waits, made.name))
     for toolset in agent.toolsets:
         for name, metadata in tools_of(toolset):
             AdaptedTool.of(name, metadata)
+
+
+def _check_waits(name: str, capability: AbstractCapability[Any]) -> None:
+    if isinstance(capability, _REQUEST_INPUT):
+        raise SettingsError(
+            f"agent {name!r} has RequestInput, which waits within the process: remove it. perdure itself waits for the "
+            "approvals and the results of deferred calls, and takes them with POST /v1/turns/{id}/approval and "
+            "perdure.answer"
+        )
 
 
 def _bound(made: AdaptedAgent) -> Durability:

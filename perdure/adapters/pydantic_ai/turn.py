@@ -44,9 +44,6 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
-from pydantic_ai.models.fallback import FallbackModel
-from pydantic_ai.models.function import FunctionModel
-from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition
@@ -59,6 +56,7 @@ from perdure.adapters.pydantic_ai.event_loop import Aborted, Running, TurnThread
 from perdure.adapters.pydantic_ai.files import ResultFiles
 from perdure.adapters.pydantic_ai.ledger import Begin, Calls, Recorded, Unanswered, Undecided
 from perdure.adapters.pydantic_ai.own_model import OwnModel, schema_of
+from perdure.adapters.pydantic_ai.streaming import streams, unwrapped
 from perdure.adapters.pydantic_ai.units import CODEC, Asked, Body, continued, current
 from perdure.errors import (
     BudgetExhausted,
@@ -172,7 +170,7 @@ class AdaptedTurn(Turn):
         costs.check_prices(agent, runtime.settings)
         self._asked = agent.asked_model(runtime.settings.model)
         self._model = agent.model_in(runtime)
-        self.streams = not isinstance(self._model, OwnModel) and _streams(self._model)
+        self.streams = not isinstance(self._model, OwnModel) and streams(self._model)
         self._called_at_s = tenure.spent_s
         self.prompt: str | list[UserContent] | None = None
         self._call: ModelCall | None = None
@@ -574,7 +572,7 @@ class AdaptedTurn(Turn):
         call = ModelCall(runtime.clock, limit_s, self._text.delta, self._text.rewind)
         call.may_shorten = self._halvings < MOST_HALVINGS
         self._tenure.step_within(limit_s)
-        model, name = _unwrapped(asked.model), self._name_of(asked)
+        model, name = unwrapped(asked.model), self._name_of(asked)
         with self._tenure.calling(call), self._guards.over(call):
             if isinstance(model, OwnModel):
                 try:
@@ -612,7 +610,7 @@ class AdaptedTurn(Turn):
 
     def _name_of(self, asked: Asked) -> str:
         """The name of the model of a request, which a capability of the agent may have chosen."""
-        return self._model_name if isinstance(_unwrapped(asked.model), OwnModel) else asked.model_id or self._model_name
+        return self._model_name if isinstance(unwrapped(asked.model), OwnModel) else asked.model_id or self._model_name
 
     def _measured(self, call: Callable[[], Any], name: str, asked: Asked) -> Any:
         measures, clock, settings = self._runtime.measures, self._runtime.clock, self._runtime.settings
@@ -899,23 +897,6 @@ def _why_not_run(reply: Entry) -> str:
     """The result of each call of a reply that the agent rejected."""
     ended = ModelReply(reply.content, reply.tool_calls, stop_reason=reply.stop_reason or endings.STOP)
     return f"Error: {why_calls_do_not_run(ended) or 'this call was not run.'}"
-
-
-def _streams(model: Model | str) -> bool:
-    if isinstance(model, str):
-        return True
-    bare = _unwrapped(model)
-    if isinstance(bare, FallbackModel):
-        return all(map(_streams, bare.models))
-    if isinstance(bare, FunctionModel):
-        return bare.stream_function is not None
-    return getattr(type(bare), "request_stream", None) is not Model.request_stream
-
-
-def _unwrapped(model: object) -> object:
-    while isinstance(model, WrapperModel):
-        model = model.wrapped
-    return model
 
 
 def _ended(payload: Any, model: object) -> Any:

@@ -31,6 +31,7 @@ from pydantic_ai.durable_exec import (
     DurableOperationBackend,
     JournalCallableOperationBackend,
     ModelRequestId,
+    ModelRequestParams,
     RoleBasedOperationConfig,
     ToolsetCallToolId,
     ToolsetCallToolParams,
@@ -54,6 +55,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDef
 from pydantic_ai.toolsets.external import ExternalToolset
 
 from perdure.adapters.pydantic_ai.changed import Checked, checked
+from perdure.adapters.pydantic_ai.streaming import streams
 from perdure.errors import OutcomeUnknown
 from perdure.models.endings import is_proper
 
@@ -245,6 +247,19 @@ class Durability(BaseDurabilityCapability[Any]):
         found = super()._registered_model_id(model)
         known = None if found[0] else next((name for name, each in given_models.items() if each is model), None)
         return found if known is None else (True, known)
+
+    async def _model_request_stream_operation(self, params: ModelRequestParams) -> ModelResponse:
+        """Ask the model, without streaming if a capability has moved the request to a model that cannot stream."""
+        if params.model_id is not None:
+            async with self._durable_model_scope(params.model_id, params.run_context, serving=True) as (model, _):
+                can_stream = streams(model)
+            if not can_stream:
+                response = await self._model_request_operation(params)
+                run = current.get()
+                if run is not None:
+                    run.delta(response.text or "")
+                return response
+        return await super()._model_request_stream_operation(params)
 
     async def _resolve_model_for_request(self, model_id: str | None, run_context: RunContext[Any]) -> Model:
         given = None if model_id is None else given_models.get(model_id)

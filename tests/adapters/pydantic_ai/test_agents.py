@@ -25,6 +25,7 @@ from pydantic_ai import (
     TextOutput,
     ToolReturn,
     UsageLimits,
+    capabilities,
 )
 from pydantic_ai.capabilities import AbstractCapability, ProcessHistory, durable_operation
 from pydantic_ai.exceptions import ModelHTTPError
@@ -652,6 +653,15 @@ def test_what_cannot_be_durable_is_refused(make: Any, given: dict[str, Any], mes
     """With a sentence, when the module is loaded."""
     with pytest.raises(SettingsError, match=message):
         adapt(make(), **given)
+
+
+@pytest.mark.skipif(not hasattr(capabilities, "RequestInput"), reason="pydantic-ai 2.64 has no such capability")
+def test_a_wait_within_the_process_is_refused() -> None:
+    """Else each turn with a deferred call would fail."""
+    waiting = capabilities.RequestInput[Any](lambda *_: None)
+    for each in (waiting, capabilities.CombinedCapability([waiting])):
+        with pytest.raises(SettingsError, match=r"agent 'a' has RequestInput, .*: remove it"):
+            adapt(PydanticAgent("test", name="a", capabilities=[each]))
 
 
 async def _approves_later(arguments: Mapping[str, Any]) -> str:

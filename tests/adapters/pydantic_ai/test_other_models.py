@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,8 +11,9 @@ from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability, ModelFallback, ResolveModelId, SelectModel
 from pydantic_ai.exceptions import ModelHTTPError, RetryModelRequest
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
 from perdure import adapt
@@ -80,6 +81,27 @@ def test_a_model_of_perdure_has_a_fallback() -> None:
     adapted = adapt(bare, model="offline")
     assert ask(adapted, "go", model=Scripted(ProviderError("down", transient=False))).reply == "from the other"
     assert ask(adapted, "go", model=Scripted("from perdure's")).reply == "from perdure's"
+
+
+async def _streaming(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    if messages:
+        raise ModelHTTPError(503, "down", None)
+    yield ""
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_another_model_cannot_stream(harness: Harness, kind: str) -> None:
+    """It is asked without streaming."""
+    other = Scripting("from the other")
+    streaming = FunctionModel(stream_function=_streaming)
+    harness.agents = Agents(
+        [adapt(PydanticAgent(streaming, name="assistant", capabilities=_choosing(other.model)[kind]))]
+    )
+    sent = harness.send()
+    harness.run(sent.session_id)
+    turn = harness.turn(sent.turn_id)
+    assert (turn["status"], turn["reply"]["text"]) == ("done", "from the other")
+    assert len(other.seen) == 1
 
 
 class Breakers:
