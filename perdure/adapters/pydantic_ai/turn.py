@@ -482,8 +482,10 @@ class AdaptedTurn(Turn):
         if self._budget.is_set:
             self._reserve(asked)
         try:
+            dropped = self._dropped  # the next request replaces it
             payload = self._screened(
-                lambda: self._respond(start, asked), lambda found: self._read_reply(found, model_id)[2]
+                lambda: self._respond(start, asked),
+                lambda found: _counting(self._read_reply(found, model_id)[2], dropped),
             )
         except (CallAborted, Interrupted, LeaseLost, Refused):
             raise
@@ -704,8 +706,7 @@ class AdaptedTurn(Turn):
         record = {**answer.payload, "model_id": response.model_id or answer.model_id}
         stored = self._result_files.take_reply(record, self._row.turn_id)
         made, reply = messages.reply_of(response, stored, self._row.turn_id, self.transcript.call_ids)
-        used = reply.usage if self._dropped is None else self._dropped + (reply.usage or Usage())
-        return made, replace(reply, prompt=self._record, usage=used)
+        return made, replace(_counting(reply, self._dropped), prompt=self._record)
 
     def _commit_calls(self, answer: _Answer) -> None:
         """Commit the reply with the intents of its calls. A reply without calls is kept until the run goes on."""
@@ -891,6 +892,11 @@ class AdaptedTurn(Turn):
         if isinstance(self._model, OwnModel):
             return self._model.own.name
         return self._model if isinstance(self._model, str) else self._model.model_id
+
+
+def _counting(reply: Entry, dropped: Usage | None) -> Entry:
+    """The reply with what the dropped replies before it used."""
+    return reply if dropped is None else replace(reply, usage=dropped + (reply.usage or Usage()))
 
 
 def _why_not_run(reply: Entry) -> str:

@@ -13,6 +13,9 @@ from uuid import UUID
 
 import pytest
 from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import exceptions
+from pydantic_ai.capabilities import Hooks
+from pydantic_ai.messages import ModelResponse
 
 from perdure import Agent, adapt, agent_tool, effect, tool
 from perdure.access.tenants import user_key
@@ -405,6 +408,27 @@ def test_a_reply_that_an_interruption_discards_counts(harness: Harness, make: An
     assert _spent(harness) == [REPLIED]
     harness.run(sent.session_id)
     assert _spent(harness) == [REPLIED * 2]
+
+
+@pytest.mark.skipif(not hasattr(exceptions, "RetryModelRequest"), reason="pydantic-ai 2.64 has no such exception")
+def test_replies_that_a_hook_drops_count_if_the_turn_fails(harness: Harness) -> None:
+    """Each reply counts once, the last one included, though none of them is stored."""
+    hooks: Hooks[Any] = Hooks()
+
+    @hooks.on.after_model_request
+    async def drop(_: Any, *, request_context: Any, response: ModelResponse) -> ModelResponse:
+        if response.text == "bad":
+            raise exceptions.RetryModelRequest
+        if response.text == "worse":
+            raise exceptions.UserError("no more")
+        return response
+
+    bare = PydanticAgent[Any, Any](name="assistant", model_settings={"max_tokens": MOST}, capabilities=[hooks])
+    harness.agents = Agents([adapt(bare, model=MODEL)])
+    _limit(harness, user_day="0.01")
+    harness.script(_says("bad"), _says("bad"), _says("worse"))
+    assert harness.ask()["status"] == "failed"
+    assert _spent(harness) == [REPLIED * 3]
 
 
 @pytest.mark.parametrize("stop", [_interrupts, _cancels, _must_exit])
