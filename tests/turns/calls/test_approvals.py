@@ -209,9 +209,14 @@ def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> N
 
 
 def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None:
-    """At expiry the sweeper wakes the turn, and the model reads the denial. A late approval is a conflict."""
+    """At expiry the sweeper wakes the turn, and the model reads the denial. A late approval is a conflict.
+
+    It does not matter to the turn that a call of another turn can still be decided.
+    """
     turn = _waiting(harness, ("look", {}), ("pay", {"amount": 1}))
-    harness.move(harness.settings.approval.expires_s + 1)
+    harness.move(60)
+    later = _waiting(harness, user_id="bob")
+    harness.move(harness.settings.approval.expires_s - 59)
     assert harness.turn(UUID(turn["turn_id"]))["pending_approvals"] == []
     with pytest.raises(Conflict, match="has expired"):
         _decide(harness, turn, "call_1", "approve")
@@ -221,6 +226,7 @@ def test_a_call_that_is_not_approved_in_time_is_denied(harness: Harness) -> None
     done = harness.resume(turn)
     assert (done["status"], done["attempts"]) == ("done", 1)
     assert harness.results(turn) == ["seen", EXPIRED]
+    assert len(harness.turn(UUID(later["turn_id"]))["pending_approvals"]) == 1
 
 
 @pytest.mark.parametrize(("moment", "commit"), [("after", "turns.step"), ("before", "turns.wait_approval"),

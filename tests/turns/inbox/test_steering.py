@@ -147,6 +147,23 @@ def test_a_turn_without_a_further_round_leaves_the_message(harness: Harness) -> 
     _consistent(harness)
 
 
+def test_a_message_joins_a_turn_that_was_to_join_another(harness: Harness) -> None:
+    """A message that steers and has become a turn of its own is that turn's first message, and no other one."""
+    steering = Steering(harness)
+
+    def late(*_: object) -> ModelReply:
+        harness.send("second", message_id="2", on_busy="steer")
+        return says("done")
+
+    harness.script(late, *ROUND)
+    steering.during.append(lambda: harness.send("third", message_id="3", on_busy="steer"))
+    session_id = steering.run()
+    assert [text for role, text in harness.lines(session_id) if role == "user"] == ["first", "second", "third"]
+    rows = harness.sql("SELECT text FROM inbox JOIN turns USING (turn_id) WHERE seq = 2 ORDER BY position")
+    assert [row.text for row in rows] == ["second", "third"]
+    _consistent(harness)
+
+
 def test_no_message_joins_a_turn_that_its_next_commit_ends(harness: Harness) -> None:
     """The reply that is committed with the round is the last that its limit allows."""
 
@@ -172,14 +189,33 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("difference", DIFFERENT)
 def test_a_message_that_differs_is_a_turn_of_its_own(harness: Harness, difference: str) -> None:
-    """As for `merge`: a turn has one channel, one agent, one receiver and at most `guard.max_chars` characters."""
+    """As for `merge`: a turn has one channel, one agent, one receiver and at most `guard.max_chars` characters.
+
+    It is one even if another message joins the turn.
+    """
     steering = Steering(harness)
-    given = {"text": "second", "on_busy": "steer", **DIFFERENT[difference]}
-    steering.during.append(lambda: harness.send(**given))
+    joining = {"text": "and", "on_busy": "steer"}
+    given = {**joining, "text": "second", **DIFFERENT[difference]}
+    steering.during += [lambda: harness.send(**joining), lambda: harness.send(**given)]
     steering.run()
-    assert [status for _, status in _users(harness)] == ["done", "done"]
+    assert [status for _, status in _users(harness)] == ["done"] * 3
+    rows = harness.sql("SELECT text FROM inbox JOIN turns USING (turn_id) ORDER BY turns.seq, position")
+    assert [row.text for row in rows] == ["first", "and", given["text"]]
     assert harness.sql("SELECT count(*) FROM turns")[0][0] == 2
     _consistent(harness)
+
+
+def test_no_message_joins_a_turn_of_another_session(harness: Harness) -> None:
+    """The messages of another user, whose turn runs at the same time, stay with that user."""
+    steering = Steering(harness)
+    harness.claimed(harness.send("first of bob", user_id="bob").session_id)
+    harness.send("second of bob", user_id="bob", on_busy="steer")
+    steering.during.append(lambda: harness.send("second", on_busy="steer"))
+    with harness.affecting("ana"):
+        steering.run()
+    assert [each.content for each in harness.model.requests[-1].messages if each.role is Role.USER] == [
+        "first", "second",
+    ]  # fmt: skip
 
 
 def test_a_guard_sees_each_message_before_a_model(harness: Harness) -> None:
