@@ -133,23 +133,36 @@ def test_the_turn_in_a_tool_call_is_suspected_first(harness: Harness) -> None:
 
 
 def test_a_committed_step_ends_the_suspicion(harness: Harness) -> None:
-    """A turn that made progress after a death runs in a worker again, even if that worker dies, too."""
+    """A turn that made progress after a death runs in a worker again, however many workers die afterwards.
+
+    Neither its own earlier calls nor the unknown outcome of another turn's call make it suspect.
+    """
 
     @tool(effect="pure")
     def look() -> str:
         """Look."""
         return "seen"
 
-    harness.equip(look)
+    @tool
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    harness.equip(look, pay)
+    other = harness.send(user_id="bob")
+    harness.script(calls(("pay", {})))
+    with harness.crashing("after", "turns.step"):
+        harness.run(other.session_id)
+    harness.move(LEASE_S + 10)
+    harness.script(says("The outcome is unknown."))
+    assert harness.run(other.session_id) == Ran(1)
     sent = harness.send()
     harness.script(Crash("dead"))
-    with pytest.raises(Crash):
-        harness.run(sent.session_id)
-    harness.move(LEASE_S + 10)
-    harness.script(calls(("look", {})), Crash("dead"))
-    with pytest.raises(Crash):
-        harness.run(sent.session_id)
-    harness.move(LEASE_S + 10)
+    for _ in range(3):
+        with pytest.raises(Crash):
+            harness.run(sent.session_id)
+        harness.move(LEASE_S + 10)
+        harness.script(calls(("look", {})), Crash("dead"))
     harness.script(says("done"))
     assert harness.run(sent.session_id) == Ran(1)
 

@@ -202,6 +202,13 @@ def test_a_turn_that_ends_or_stops_changes_no_other(harness: Harness) -> None:
         assert harness.turn(mine.at_hand.turn_id)["status"] != "running"
 
 
+def test_a_turn_after_a_settled_one_is_taken_over_from_no_worker(harness: Harness) -> None:
+    """The settled turn's worker holds nothing that the next worker could take over."""
+    for _ in range(2):
+        harness.ask()
+    assert [row.takeovers for row in harness.sql("SELECT takeovers FROM turns")] == [None, None]
+
+
 def test_an_approval_is_waited_for_until_the_first_of_its_calls_expires(harness: Harness) -> None:
     """No other call counts: those of other turns and of earlier replies, and those that are decided already."""
     leaving = Leaving(harness.runtime, Claims(harness.runtime, "harness"))
@@ -367,6 +374,17 @@ def test_a_lease_is_valid_from_the_time_at_which_its_claim_was_sent(harness: Har
 
     with harness.hooked(delay):
         assert not harness.claimed(session_id).still_valid()
+
+
+def test_each_commit_of_a_step_renews_the_lease(harness: Harness) -> None:
+    """In the database, and for the holder, which begins no tool under a lease that may have expired."""
+    mine = harness.claimed(harness.send().session_id)
+    transcript = Transcript.load(harness.database, mine.at_hand)
+    harness.move(mine.lease_s - 1)
+    commit_step(harness.runtime, mine, transcript, VariableSet(), Step(transcript.uncommitted))
+    harness.move(mine.lease_s - 1)
+    assert mine.still_valid()
+    assert isinstance(claim(harness.runtime, mine.session_id, "another"), NotNeeded)
 
 
 def test_from_the_third_claim_without_progress_a_turn_runs_alone(harness: Harness) -> None:

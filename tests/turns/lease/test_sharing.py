@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from perdure import tool
+from perdure import Agent, tool
+from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen
 from perdure.models.protocol import ModelCall, ModelReply, ModelRequest
 from perdure.settings import Scope
@@ -76,7 +77,10 @@ def test_a_flood_publishes_no_more_wake_ups_than_may_run(harness: Harness) -> No
     assert harness.waker.sessions == [each.session_id for each in sent[:MOST]]
     other = harness.send(user_id="bob")
     assert harness.waker.sessions[MOST:] == [other.session_id]
-    assert harness.run(other.session_id) == Ran(1)
+    seen: list[str] = []
+    with harness.hooked(lambda _, name: seen.append(name)):
+        assert harness.run(other.session_id) == Ran(1)
+    assert "turns.admit" not in seen
     assert harness.waker.sessions[MOST:] == [other.session_id]
 
 
@@ -298,6 +302,23 @@ def test_an_error_frees_the_place(harness: Harness) -> None:
     assert sorted(_round(harness)) == sorted([struck.session_id, behind.session_id])
 
 
+@pytest.mark.parametrize("waits", ["for its next attempt", "for its agent"])
+def test_a_conversation_that_waits_takes_no_place_from_a_new_one(harness: Harness, waits: str) -> None:
+    """The first message of another conversation wakes a worker at once."""
+    harness.set(user_concurrency=1)
+    harness.equip()
+    if waits == "for its agent":
+        waiting = harness.send(channel="first", agent="other")
+        harness.agents = Agents([Agent("assistant", "You help.")])
+    else:
+        harness.script(ZeroDivisionError("a bug"))
+        waiting = harness.send(channel="first")
+    assert harness.run(waiting.session_id) != Ran(1)
+    new = harness.send(channel="second")
+    assert harness.waker.sessions[-1] == new.session_id
+    assert harness.run(new.session_id) == Ran(1)
+
+
 def test_a_session_that_waits_can_be_cancelled_and_used_again(harness: Harness) -> None:
     """Cancelling a queued session's turn takes the session off the queue. The next message wakes or queues it again."""
     sent = _flood(harness, MOST + 2)
@@ -327,8 +348,12 @@ def test_more_messages_to_a_session_that_waits_wake_no_worker(harness: Harness, 
 
 
 def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner releases a session with many queued messages after each time slice. The release uses no attempt."""
+    """A runner releases a session with many queued messages after each time slice. The release uses no attempt.
+
+    The session does not queue behind those of another user.
+    """
     monkeypatch.setattr(loop, "_SLICE_S", 2.0)
+    _flood(harness, MOST + 1, user_id="bob")
 
     def slow(request: ModelRequest, call: ModelCall) -> ModelReply:
         harness.move(1.5)
@@ -338,7 +363,10 @@ def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch:
     sent = [harness.send(f"message {number}") for number in range(6)]
     harness.waker.sessions.clear()
     session_id = sent[0].session_id
-    assert [harness.run(session_id) for _ in range(3)] == [Ran(2)] * 3
+    seen: list[str] = []
+    with harness.hooked(lambda _, name: seen.append(name)):
+        assert [harness.run(session_id) for _ in range(3)] == [Ran(2)] * 3
+    assert "turns.admit" not in seen
     assert harness.waker.sessions == [session_id] * 2
     turns = [harness.turn(each.turn_id) for each in sent]
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perdure import Agent, sleep_until, tool
 from perdure.agents import Agents
 from perdure.errors import CircuitBreakerOpen, ContextTooLong, ProviderError, RateLimited, SettingsError
-from perdure.models.protocol import ModelReply, Usage
+from perdure.models.protocol import ModelCall, ModelReply, ModelRequest, Usage
 from perdure.models.resilient import FallbackModels, GuardedModel, ResilientModel
 from perdure.resilience.registry import Breakers
 from perdure.settings import BreakerSettings, RetrySettings
@@ -76,8 +76,16 @@ def test_by_default_it_fails_with_the_documented_message(harness: Harness) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("error", [OPEN, DOWN, RateLimited("Slow down.", retry_after_s=60)], ids=lambda e: e.code)
 def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
-    """A parked turn's wait uses no attempt, no strike and no run time. No worker claims the turn before it is due."""
-    parking.script(error)
+    """A parked turn's wait uses no attempt, no strike and no run time, and neither does the call that failed.
+
+    No worker claims the turn before it is due.
+    """
+
+    def fail(_: ModelRequest, __: ModelCall) -> ModelReply:
+        parking.move(60)
+        raise error
+
+    parking.script(fail)
     turn = parking.ask()
     session_id = UUID(turn["session_id"])
     assert (turn["status"], turn["attempts"], turn["error"]) == ("parked", 1, None)
@@ -88,7 +96,7 @@ def test_it_waits_at_no_cost(parking: Harness, error: Exception) -> None:
     assert isinstance(parking.run(session_id), NotNeeded)
     assert _swept(parking) == []
     for _ in range(parking.settings.turn.max_attempts + 2):
-        parking.script(error)
+        parking.script(fail)
         parking.move(COOLDOWN_S + 1)
         assert _swept(parking) == [session_id]
         parking.run(session_id)

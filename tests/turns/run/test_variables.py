@@ -66,6 +66,8 @@ def test_a_turn_reads_the_variables_of_the_previous_one(harness: Harness) -> Non
     turn = harness.ask()
     assert variables(harness, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
     assert _seen(harness) == {"file": {"path": "data/ü", "size": 1.0}}
+    row = harness.session(UUID(turn["session_id"]))
+    assert (row.variables_tick, row.tick) == (2, 6), "no later step or turn writes them again"
 
 
 @pytest.mark.parametrize(
