@@ -167,6 +167,16 @@ def test_a_closed_intake_delays_no_endings_and_no_deliveries(
     assert len(woken) == len(set(woken)) == BACKLOG
 
 
+def test_a_closed_intake_wakes_no_turn(harness: Harness) -> None:
+    """Each worker would refuse it."""
+    woken, _ = _sessions(harness)
+    harness.move(5.1)
+    drain.begin(harness.database)
+    found = sweep(harness.runtime, turns=False)
+    assert found is not None
+    assert (found.sessions, woken) == (0, [])
+
+
 def test_a_refused_wake_up_ends_the_round(harness: Harness) -> None:
     """If the broker refuses a wake-up, the round publishes no more, and the next round wakes the rest."""
     woken, work = _sessions(harness)

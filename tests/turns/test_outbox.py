@@ -26,6 +26,7 @@ from perdure.turns.outbox import (
     Undeliverable,
     deliver,
     due,
+    note_sent,
     retry_after,
 )
 from perdure.users.export import export_user
@@ -342,6 +343,26 @@ def test_an_attempt_that_fails_late_repeats_nothing(harness: Harness, error: Exc
     assert (_row(harness, delivery_id).status, _row(harness, delivery_id).last_error) == ("delivered", None)
 
 
+def test_an_attempt_that_another_one_overtakes_has_no_outcome(harness: Harness) -> None:
+    """It sends no further message of the delivery. The other attempt's outcome stays."""
+    delivery_id = _delivery(harness)
+
+    class Next:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            note_sent(harness.database, delivery_id, [], ["the first message"])
+            raise DeliveryFailed("the second one timed out")
+
+    class Slow:
+        def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
+            harness.move(ATTEMPT_S + 1)
+            assert deliver(harness.database, {"url": Next()}, delivery_id) == DeliveryPostponed(retry_after(2))
+            note_sent(harness.database, delivery_id, [], ["the first message"])
+
+    assert deliver(harness.database, {"url": Slow()}, delivery_id) == DeliveryNotDue()
+    row = _row(harness, delivery_id)
+    assert (row.status, row.attempts, row.last_error) == ("pending", 2, "the second one timed out")
+
+
 def test_nothing_is_held_while_a_receiver_is_slow(harness: Harness) -> None:
     """During the network call, no database connection is checked out and no row is locked."""
     delivery_id = _delivery(harness)
@@ -380,19 +401,21 @@ def test_an_unknown_delivery_is_not_due(harness: Harness) -> None:
     assert _deliver(harness, Recipient(), uuid4()) == DeliveryNotDue()
 
 
-def test_an_open_breaker_costs_no_attempt(harness: Harness) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("retry_s", "first_s"), [(60, 60), (0, FIRST_RETRY_S)])
+def test_an_open_breaker_costs_no_attempt(harness: Harness, retry_s: float, first_s: float, *, alone: bool) -> None:
     """While the receiver's circuit breaker is open, the pauses grow and no attempt is counted."""
     delivery_id = _delivery(harness)
-    unavailable = BreakerOpen(retry_s=60)
+    unavailable = BreakerOpen(retry_s, alone=alone)
     pauses = []
-    for _ in range(20):
+    for _ in range(30):
         outcome = deliver(harness.database, {"url": unavailable}, delivery_id)
         assert isinstance(outcome, DeliveryPostponed)
         assert outcome.retry_s is not None
         pauses.append(outcome.retry_s)
         harness.move(outcome.retry_s)
     assert _row(harness, delivery_id).attempts == 0
-    assert pauses[0] == 60
+    assert pauses[0] == first_s
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_RETRY_S
     assert _deliver(harness, Recipient(), delivery_id) == Delivered()
@@ -412,8 +435,9 @@ def test_a_delivery_whose_breaker_never_closes_fails(harness: Harness) -> None:
 class BreakerOpen:
     """A carrier that makes no attempt, because the receiver's circuit breaker is open."""
 
-    def __init__(self, retry_s: float) -> None:
+    def __init__(self, retry_s: float, *, alone: bool = False) -> None:
         self._retry_s = retry_s
+        self._alone = alone
 
     def carry(self, target: dict[str, Any], body: bytes, message_id: str) -> None:
-        raise NotAsked("the breaker of a.example is open", self._retry_s)
+        raise NotAsked("the breaker of a.example is open", self._retry_s, alone=self._alone)
