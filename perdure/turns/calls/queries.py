@@ -305,7 +305,9 @@ CLOSE_CALL = Statement(
     """
     UPDATE tool_effects
     SET status = CASE WHEN status = 'intended' THEN %(status)s ELSE status END,
-        result = CASE WHEN status = 'intended' THEN %(result)s ELSE result END
+        result = CASE WHEN status = 'intended' THEN %(result)s ELSE result END,
+        probe_at = CASE WHEN status = 'intended' AND waits_for IN ('task', 'agent')
+                        THEN perdure_now() ELSE probe_at END  -- its tasks are revoked, or its agent's turn is cancelled
     WHERE effect_id = %(effect_id)s
     RETURNING status, result
     """,

@@ -94,13 +94,6 @@ LEAVE = _stopping(
     turn="status = 'parked', attempts = greatest(t.attempts - 1, 0)",
 )
 
-# What becomes of the row `t` of a call with the result `r`.
-CALL_ENDED = """
-        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
-        probe_at = CASE WHEN r.status = 'unknown' AND t.waits_for IN ('task', 'agent') OR t.parts IS NOT NULL
-                        THEN perdure_now() END  -- the sweeper revokes its tasks, and cancels the agent's turn
-""".strip()
-
 # --- a turn waits --------------------------------------------------------------------------
 #
 # No worker claims the session before `not_before`. These statements run after LOCK, which cancelling a turn, ending a
@@ -154,15 +147,15 @@ WAIT_APPROVAL = _stopping(
 )
 
 # Records the results of a message's calls while other calls of the same message still wait. All results enter the
-# transcript later, together.
+# transcript later, together. CLOSE_CALL has recorded those of the calls for which the turn no longer waits.
 RECORD_RESULTS = Statement(
     "turns.record_results",
-    f"""
+    """
     UPDATE tool_effects AS t
     SET status = r.status, result = r.result,
         payload = CASE WHEN t.waits_for = 'user' AND r.used IS NOT NULL
-                       THEN coalesce(t.payload, '{{}}') || jsonb_build_object('used', r.used) ELSE t.payload END,
-        {CALL_ENDED}
+                       THEN coalesce(t.payload, '{}') || jsonb_build_object('used', r.used) ELSE t.payload END,
+        finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END, probe_at = NULL
     FROM jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text, used jsonb)
     WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s AND t.status IN ('intended', 'approved')
       AND t.finished_at IS NULL

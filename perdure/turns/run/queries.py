@@ -8,7 +8,7 @@ from perdure.database.keyed import keyed
 from perdure.sessions.states import Trigger, sql
 from perdure.snapshots.queries import NEXT_VARIABLES_TICK, WITH_STEP, pending
 from perdure.turns.calls.queries import sum_of
-from perdure.turns.lease.leave_queries import CALL_ENDED, WITH_MESSAGES
+from perdure.turns.lease.leave_queries import WITH_MESSAGES
 from perdure.turns.lease.queries import ISOLATE_FROM_CLAIM
 from perdure.turns.transcript import as_heard
 
@@ -142,7 +142,8 @@ def _step(name: str, session: str = "", also: str = "", *, joins: bool = False) 
     ), finished AS (
         UPDATE tool_effects AS t
         SET status = r.status, result = r.result, variables = NULL,
-            {CALL_ENDED}
+            finished_at = CASE WHEN r.status <> 'unknown' THEN perdure_now() END,
+            probe_at = CASE WHEN t.status <> 'intended' THEN t.probe_at END  -- as CLOSE_CALL has set it
         FROM fenced, jsonb_to_recordset(%(results)s::jsonb) AS r (effect_id uuid, status text, result text)
         WHERE t.effect_id = r.effect_id AND t.turn_id = %(turn_id)s
     ), {WITH_STEP.strip()}{also}

@@ -206,6 +206,32 @@ def test_a_task_that_does_not_end_in_time_is_lost(harness: Harness, broker: Brok
     assert len(broker.revoked) == 1
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_when_the_first_call_is_over_the_turn_waits_for_the_next_one(
+    harness: Harness, broker: Broker, *, ends: bool
+) -> None:
+    """At the first call's time limit, a worker records its result, and waits for no call that is over.
+
+    Only the task of a call whose outcome is unknown is revoked.
+    """
+    turn = ask_and_wait(harness, ("charge", {}), ("reports_export", {"year": 2025}))
+    charged, exported = broker.sent
+    if ends:
+        end_task(harness, charged, "paid")
+    harness.move(TIMEOUT_S / 2 - 10)
+    sweep_again(harness)
+    harness.move(10)
+    assert harness.resume(turn)["status"] == "parked"
+    [waiting] = harness.sql("SELECT decide_at FROM tool_effects WHERE status = 'intended'")
+    assert harness.session(UUID(turn["session_id"])).not_before == waiting.decide_at
+    sweep_again(harness)
+    assert broker.revoked == ([] if ends else [charged.task_id])
+    end_task(harness, exported, "made")
+    assert harness.resume(turn)["status"] == "done"
+    assert harness.results(turn) == ["paid" if ends else LOST, "made"]
+    assert [status for status, _ in _effects(harness)] == ["done" if ends else "unknown", "done"]
+
+
 def test_the_result_backend_is_polled_once_more_at_the_time_limit(harness: Harness, broker: Broker) -> None:
     """If no callback reported a task's result, the result is read from the result backend at the time limit."""
     turn = ask_and_wait(harness)
@@ -354,13 +380,17 @@ def test_an_end_that_is_requested_first_prevents_the_wait(harness: Harness, brok
 
 
 def test_a_result_that_arrives_before_the_wait_prevents_it(harness: Harness, broker: Broker) -> None:
-    """If a task ends before the session is released, as in Celery's eager mode, the turn does not wait."""
+    """If a task ends before the session is released, as in Celery's eager mode, the turn does not wait.
+
+    Neither does it wait because another user's turn does.
+    """
+    ask_and_wait(harness, user_id="bob")
     harness.script(calls(("reports_export", {}), ("look", {})), says("done"))
     accepted = harness.send()
 
     def end(moment: str, name: str) -> None:
         if (moment, name) == ("after", "turns.note_sent"):
-            end_task(harness, broker.sent[0], "fast")
+            end_task(harness, broker.sent[-1], "fast")
 
     with harness.hooked(end):
         harness.run(accepted.session_id)
