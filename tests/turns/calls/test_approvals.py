@@ -191,6 +191,25 @@ def test_each_call_is_decided_once_and_by_its_own_id(harness: Harness) -> None:
     assert _ran == [("pay", 1)]
 
 
+def test_each_approved_call_has_its_own_time_limit(harness: Harness) -> None:
+    """It begins with the call."""
+    limits = {"first": 5, "second": 700}
+    harness.equip(*(tool(requires_approval=True, name=name, timeout_s=limits[name])(_acted) for name in limits))
+    turn = _waiting(harness, *((name, {}) for name in limits))
+    harness.move(60)
+    for call_id in ("call_0", "call_1"):
+        _decide(harness, turn, call_id, "approve")
+    with harness.crashing("after", "turns.begin_approved"):
+        harness.resume(turn)
+    rows = harness.sql("SELECT tool, extract(epoch FROM decide_at - intended_at)::int AS limit_s FROM tool_effects")
+    assert {row.tool: row.limit_s for row in rows} == limits
+
+
+def _acted() -> str:
+    """Act."""
+    return "acted"
+
+
 def test_one_of_two_concurrent_decisions_on_a_call_counts(harness: Harness) -> None:
     """Each call accepts one decision. Only the decision on the turn's last undecided call publishes a wake-up."""
     turn = _waiting(harness, ("pay", {"amount": 1}), ("pay", {"amount": 2}))

@@ -62,12 +62,13 @@ def _equipped(harness: Harness) -> None:
 
 def test_a_turn_reads_the_variables_of_the_previous_one(harness: Harness) -> None:
     """Each turn has a new runner, which loads the variables from the database."""
-    harness.script(calls(("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})), says("set"))
+    put_file = ("put", {"name": "file", "value": {"path": "data/ü", "size": 1.0}})
+    harness.script(calls(put_file), calls(("get", {})), says("set"))
     turn = harness.ask()
     assert variables(harness, UUID(turn["session_id"])) == {"file": {"path": "data/ü", "size": 1.0}}
     assert _seen(harness) == {"file": {"path": "data/ü", "size": 1.0}}
     row = harness.session(UUID(turn["session_id"]))
-    assert (row.variables_tick, row.tick) == (2, 6), "no later step or turn writes them again"
+    assert (row.variables_tick, row.tick) == (2, 8), "no later step or turn writes them again"
 
 
 @pytest.mark.parametrize(
