@@ -63,10 +63,8 @@ ENQUEUE = Statement(
                 %(session_id)s::uuid,
                 (SELECT session_id FROM sessions WHERE user_id = %(user_id)s AND scope = %(scope)s AND routable))
           AND {keyed("s.user_id = %(user_id)s AND s.end_requested_at IS NULL")} AND s.depth = 0
-          AND (%(session_id)s::uuid IS NOT NULL
-               OR s.routable
-                  AND (s.unsettled > 0
-                       OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s)))
+          AND (%(session_id)s::uuid IS NOT NULL OR s.unsettled > 0
+               OR s.last_activity_at > perdure_now() - make_interval(secs => %(idle_s)s))
           AND (%(on_busy)s IN ('enqueue', 'steer') OR s.unsettled = 0)
           AND NOT (%(answers)s AND s.unsettled > 0 AND EXISTS (
                 {MAY_ASK.format(session_id="s.session_id")} OFFSET 0))  -- once per session, by its index

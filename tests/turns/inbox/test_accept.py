@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -9,10 +10,13 @@ import pytest
 
 from perdure.agents import Agent, Agents
 from perdure.errors import Conflict, InvalidRequest, NotFound, PerdureError, TooLarge, Unavailable
+from perdure.sessions.ending import request_end
 from perdure.settings import Scope
 from perdure.turns.inbox.accept import Accepted
-from tests.turns.harness import KILL_THE_OTHERS, Harness, side_by_side
+from tests.turns.harness import KILL_THE_OTHERS, Harness, side_by_side, until
 from tests.turns.scripted import says
+
+WAITING = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 def test_a_repeated_message_is_the_same_turn(harness: Harness) -> None:
@@ -144,6 +148,23 @@ def test_an_ended_session_accepts_no_message(harness: Harness, state: str) -> No
         harness.send(session_id=ended.session_id)
     assert harness.counts() == before
     assert harness.send("hello again").session_id != ended.session_id
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_message_that_waits_for_a_request_to_end_its_session_opens_the_next(
+    harness: Harness, *, is_idle: bool
+) -> None:
+    """The message has found the session before the request is committed, whether it was idle or in use."""
+    first = harness.send("hello")
+    if is_idle:
+        harness.run(first.session_id)
+    with ThreadPoolExecutor() as threads, harness.database.transaction("test.end") as transaction:
+        request_end(transaction, first.session_id, "enough")
+        sending = threads.submit(harness.send, "hello again")
+        until(lambda: sending.done() or bool(harness.sql(WAITING)), "the message waits")
+        assert not sending.done()
+    assert sending.result().session_id != first.session_id
+    assert harness.session(first.session_id).last_turn_seq == 1
 
 
 def test_a_duplicate_of_a_message_in_an_ended_session_opens_no_session(harness: Harness) -> None:
