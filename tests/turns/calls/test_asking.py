@@ -39,6 +39,7 @@ from perdure.turns.calls.outside import answer, parse_result
 from perdure.turns.calls.result_values import _UNKNOWN
 from perdure.turns.cancel import cancel
 from perdure.turns.costs import cost_of
+from perdure.turns.lease.claim import NotNeeded
 from tests.turns.awaiting import end_task, export
 from tests.turns.broker import Broker
 from tests.turns.harness import Harness, side_by_side
@@ -512,6 +513,16 @@ def test_an_answer_is_none_of_the_messages_that_find_a_busy_session(harness: Har
     assert harness.results() == ["small"]
     assert harness.turn(following.turn_id)["status"] == "done"
     harness.check()
+
+
+def test_a_turn_waits_for_its_own_users_answer(harness: Harness) -> None:
+    """It does not matter that another user has answered, and that no worker has read this answer yet."""
+    other = _ask(harness, user_id="bob")
+    harness.send("small", user_id="bob")
+    turn = _ask(harness)
+    assert isinstance(harness.run(UUID(turn["session_id"])), NotNeeded)
+    assert harness.resume(other)["status"] == "done"
+    assert harness.turn(UUID(turn["turn_id"]))["status"] == "parked"
 
 
 def test_two_questions_and_a_task_of_one_reply(harness: Harness) -> None:

@@ -219,6 +219,40 @@ def test_a_leased_session_is_not_woken(harness: Harness) -> None:
     assert harness.waker.sessions == [first.session_id]
 
 
+def test_a_message_replaces_a_wake_up_that_no_worker_has_taken_in_time(harness: Harness) -> None:
+    """A wake-up of the last seconds suffices. The time doubles with the sweeper's wake-ups, to four times at most."""
+    pause_s = harness.settings.turn.sweep_s
+    for wakes, recent_s in ((0, pause_s), (1, 2 * pause_s), (2, 4 * pause_s), (9, 4 * pause_s)):
+        user_id = f"user {wakes}"
+        session_id = harness.send(user_id=user_id).session_id
+        harness.sql("UPDATE sessions SET wakes = %(n)s WHERE session_id = %(id)s", n=wakes, id=session_id)
+        harness.waker.sessions.clear()
+        harness.move(recent_s - 1)
+        harness.send(user_id=user_id)
+        assert harness.waker.sessions == []
+        harness.move(2)
+        harness.send(user_id=user_id)
+        assert harness.waker.sessions == [session_id]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "woken_at = perdure_now() + interval '1 hour'",
+        "woken_at = perdure_now() - interval '1 hour', strikes = 1, lease_until = perdure_now() - interval '1 second'",
+        "woken_at = NULL, strikes = 1",
+    ],
+    ids=["woken by a clock that was ahead", "its worker died", "due in the next round"],
+)
+def test_a_message_wakes_a_session_that_no_worker_will_find(harness: Harness, row: str) -> None:
+    """Its turn would otherwise wait for the sweeper."""
+    session_id = harness.send().session_id
+    harness.sql(f"UPDATE sessions SET {row}")  # noqa: S608 (constants)
+    harness.waker.sessions.clear()
+    harness.send()
+    assert harness.waker.sessions == [session_id]
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_commit_in_doubt_is_looked_up_and_not_repeated(harness: Harness, moment: str) -> None:
     """If the connection breaks just before or after the commit, `accept` looks up whether the commit succeeded."""

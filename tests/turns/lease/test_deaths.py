@@ -167,6 +167,17 @@ def test_a_committed_step_ends_the_suspicion(harness: Harness) -> None:
     assert harness.run(sent.session_id) == Ran(1)
 
 
+def test_a_settled_turn_leaves_no_suspicion(harness: Harness) -> None:
+    """The session's next turn is charged as if no process had died."""
+    sent = harness.send()
+    harness.script(Crash("dead"))
+    with pytest.raises(Crash):
+        harness.run(sent.session_id)
+    harness.move(LEASE_S + 10)
+    assert harness.run(sent.session_id) == Ran(1)
+    assert _counts(harness, "claims") == _counts(harness, "deaths") == [0]
+
+
 def test_the_charged_turn_is_found_even_if_others_look_more_suspicious(harness: Harness) -> None:
     """Later deaths charge twice as many turns each, so a turn that kills its processes soon runs alone."""
     sessions = _sessions(harness, 12)

@@ -449,6 +449,26 @@ def test_progress_resets_the_strikes(harness: Harness) -> None:
     assert harness.session(sent.session_id).strikes == 0
 
 
+def test_attempts_count_from_the_last_step(harness: Harness) -> None:
+    """A turn whose every attempt commits a step goes on, however many of its processes die."""
+
+    @tool(effect="pure")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    harness.equip(look)
+    sent = harness.send()
+    for _ in range(harness.settings.turn.max_attempts + 2):
+        harness.script(calls(("look", {})), Crash("dead"))
+        with pytest.raises(Crash):
+            harness.run(sent.session_id, alone=True)
+        harness.move(31)
+    harness.script(says("done"))
+    harness.run(sent.session_id, alone=True)
+    assert harness.turn(sent.turn_id)["status"] == "done"
+
+
 def test_parking_uses_no_attempt(harness: Harness) -> None:
     """Frequent deploys must not use up a turn's attempts."""
     sent = harness.send()
