@@ -360,7 +360,7 @@ def test_a_claim_without_a_turn_to_run_is_released(harness: Harness) -> None:
     assert found.turn is not None
     harness.database.run(leave_queries.RELEASE, {**found.fenced, "woken": False})
     row = harness.session(session_id)
-    assert (row.lease_until, row.strikes, row.state) == (None, 0, "active")
+    assert (row.lease_until, row.strikes, row.claims, row.state) == (None, 0, 0, "active")
     assert not found.lost
 
 

@@ -370,6 +370,7 @@ def test_a_long_backlog_is_split_into_time_slices(harness: Harness, monkeypatch:
     assert harness.waker.sessions == [session_id] * 2
     turns = [harness.turn(each.turn_id) for each in sent]
     assert {(turn["status"], turn["attempts"]) for turn in turns} == {("done", 1)}
+    assert {row.takeovers for row in harness.sql("SELECT takeovers FROM turns WHERE user_id = 'ana'")} == {None}
     settled = [turn["settled_at"] for turn in turns]
     assert all(one <= other for one, other in pairwise(settled))
 
