@@ -48,8 +48,12 @@ _FIXED = {
     "default_transaction_isolation": "read committed",
     "standard_conforming_strings": "on",
     "DateStyle": "ISO",
+    "TimeZone": "UTC",
 }
-"""Settings that decide what perdure's statements, the functions of its tables and the driver's answers mean."""
+"""Settings that decide what perdure's statements, the functions of its tables and the driver's answers mean.
+
+The driver returns each time with the offset of `TimeZone`, and answers show it. Dates are taken from such times.
+"""
 
 _OF_SESSIONS = ("default_", "idle_session", "plan_cache")
 """Prefixes of the settings that have no effect on a transaction that has begun, or on unprepared statements."""

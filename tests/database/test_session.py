@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from sqlalchemy.engine import URL, make_url
@@ -20,6 +21,7 @@ USERS = Statement("test.users", "SELECT user_id FROM users ORDER BY 1", writes=F
 TOUCH = Statement("test.touch", "UPDATE users SET created_at = clock_timestamp() WHERE user_id = 'ana' RETURNING 1")
 SETTING = Statement("test.setting", "SELECT current_setting(%(name)s) AS value", writes=False)
 WORDS = Statement("test.words", "SELECT perdure_words('Ein Café in 서울') AS words", writes=False)
+NOW = Statement("test.now", "SELECT now() AS at", writes=False)
 SLEEP = Statement("test.sleep", "SELECT pg_sleep(0.05)", writes=False)
 
 STRANGE = {
@@ -78,6 +80,13 @@ def test_the_defaults_of_a_role_or_a_database_have_no_effect(opened: Database) -
         transaction.run(SLEEP, {})
     assert [row.user_id for row in opened.run(USERS, {})] == ["ana € 漢字 \\ '", "bob"]
     assert "cafe" in opened.run(WORDS, {})[0].words
+
+
+def test_times_have_the_offset_of_utc(opened: Database) -> None:
+    """Answers showed times with the offset of the database's zone, and dates taken from them were those of the zone."""
+    assert opened.run(NOW, {})[0].at.utcoffset() == timedelta(0)
+    with opened.transaction("test") as transaction:
+        assert transaction.run(NOW, {})[0].at.utcoffset() == timedelta(0)
 
 
 def test_concurrent_statements_do_not_fail_under_a_strict_default(opened: Database) -> None:
