@@ -102,7 +102,7 @@ def test_a_valid_reply_is_kept() -> None:
         'The user says {"x": 1}. A draft: [{"content": "draft"}]. Final answer: [{"content": "a"}]',
         '```\n{"memories": [{"content": "a", "entities": [{"name": "Lyon"}]}]}\n',
         '[{"content": "a"}] An empty answer would be [].',
-        "[" * 10 + ' [{"content": "a"}]',
+        "[see] [" * 9 + ' Answer: [{"content": "a"}]',
     ],
 )
 def test_a_wrapped_array_is_read(reply: str) -> None:
