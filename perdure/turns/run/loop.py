@@ -770,10 +770,16 @@ class Turn(ABC):
         refused = result_entries(reply, [f"Error: {refusal}"] * len(reply.tool_calls))
         self._commit_round(Step([*self.transcript.uncommitted, reply, *refused]))
 
+    def _with_unstored(self, ending: Ending) -> Ending:
+        """A failure with the model's last reply, if that is not stored: the turn's usage has what the budget counts."""
+        if self._unstored is None or not isinstance(ending, Failed) or ending.rejected:
+            return ending
+        return replace(ending, rejected=(self._unstored(),))
+
     def _end(self, ending: Ending) -> Ending:
         """Call the guards and hooks after a turn. Text that was streamed, and is not the turn's reply, is withdrawn."""
         shown = ending.reply.content if isinstance(ending, Replied) else None
-        ending = self._hooks.after(ending)
+        ending = self._with_unstored(self._hooks.after(ending))
         if isinstance(ending, Failed) or (isinstance(ending, Replied) and ending.reply.content != shown):
             self._events.rewind()
         return ending

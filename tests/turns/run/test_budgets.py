@@ -23,6 +23,7 @@ from perdure.agents import Agents
 from perdure.assembly import check
 from perdure.database.engine import Database
 from perdure.errors import BudgetExhausted, SettingsError, Unavailable
+from perdure.models.prices import cost
 from perdure.models.protocol import CallAborted, ModelCall, ModelReply, ModelRequest, ToolCall, Usage
 from perdure.observe.status import _reason
 from perdure.settings import BudgetSettings, Settings
@@ -412,7 +413,7 @@ def test_a_reply_that_an_interruption_discards_counts(harness: Harness, make: An
 
 @pytest.mark.skipif(not hasattr(exceptions, "RetryModelRequest"), reason="pydantic-ai 2.64 has no such exception")
 def test_replies_that_a_hook_drops_count_if_the_turn_fails(harness: Harness) -> None:
-    """Each reply counts once, the last one included, though none of them is stored."""
+    """Each reply counts once, the last one included, though none of them is stored. The turn's usage says the same."""
     hooks: Hooks[Any] = Hooks()
 
     @hooks.on.after_model_request
@@ -427,8 +428,11 @@ def test_replies_that_a_hook_drops_count_if_the_turn_fails(harness: Harness) -> 
     harness.agents = Agents([adapt(bare, model=MODEL)])
     _limit(harness, user_day="0.01")
     harness.script(_says("bad"), _says("bad"), _says("worse"))
-    assert harness.ask()["status"] == "failed"
+    turn = harness.ask()
+    assert turn["status"] == "failed"
     assert _spent(harness) == [REPLIED * 3]
+    used = Usage.from_dict(turn["usage"])
+    assert cost(MODEL, used, harness.runtime.settings) == REPLIED * 3
 
 
 @pytest.mark.parametrize("stop", [_interrupts, _cancels, _must_exit])
