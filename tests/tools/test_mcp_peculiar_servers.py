@@ -41,6 +41,8 @@ class Remote:
     sessions: set[str] = field(default_factory=set)
     tokens: list[str | None] = field(default_factory=list)
     """The header `authorization` of each request."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """All headers of each request, by their names in lower case."""
     together: threading.Barrier | None = None
     """Calls of an unknown session are answered when so many have arrived."""
     lists: int = 0
@@ -82,6 +84,7 @@ def serving(remote: Remote) -> Iterator[McpServer]:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             remote.tokens.append(self.headers.get("Authorization"))
+            remote.headers.append({name.lower(): value for name, value in self.headers.items()})
             self._send(*remote.respond(request, self.headers.get("Mcp-Session-Id")))
 
         def do_DELETE(self) -> None:
@@ -172,6 +175,20 @@ def test_a_function_gives_the_headers_of_each_request(rig: Rig, caplog: pytest.L
         assert "SECRET" not in caplog.text
         fails.clear()
         rig.answers(server)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_the_headers_of_the_protocol_stay(rig: Rig, is_function: bool) -> None:
+    """A server answers another `Accept` than the protocol's with 406. The client may have another name."""
+    given = {"Accept": JSON, "content-type": TEXT, "Mcp-Session-Id": "x", "Accept-Encoding": "gzip", "User-Agent": "me"}
+    remote = Remote()
+    with serving(remote) as server:
+        headers: Any = (lambda: given) if is_function else given
+        assert rig.tool(replace(server, headers=headers), "add").call({}, context()) == "3"
+    last = remote.headers[-1]
+    assert [last["accept"], last["content-type"]] == ["application/json, text/event-stream", JSON]
+    assert [last["mcp-session-id"]] == list(remote.sessions)
+    assert [last["accept-encoding"], last["user-agent"]] == ["identity", "me"]
 
 
 @pytest.mark.parametrize(

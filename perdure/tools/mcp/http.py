@@ -34,6 +34,8 @@ _SESSION = "mcp-session-id"
 _INVALID = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 """Statuses that may mean that the server has dropped the session; others refuse this request only."""
 _JSON, _EVENTS = "application/json", "text/event-stream"
+_OF_THE_CLIENT = frozenset({"user-agent", "connection", "host"})
+"""What the HTTP client adds to each request. The other headers of a request are those of MCP."""
 
 
 @asynccontextmanager
@@ -55,7 +57,7 @@ async def http(server: McpServer, url: str, ended: anyio.Event) -> AsyncIterator
 class _SafeTransport(httpx2.AsyncBaseTransport):
     """Turns each failure into an error response, and limits the length of responses other than event streams.
 
-    Sends the server's own headers with each request.
+    Sends the server's own headers with each request. None of them replaces a header of MCP, such as `Accept`.
     """
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, server: McpServer, ended: anyio.Event) -> None:
@@ -67,10 +69,14 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
         if request.method == "DELETE":  # disconnecting must not wait for a server that hangs
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _GOODBYE_S)
         try:
-            request.headers.update(await self._own_headers(request.method))
+            own = await self._own_headers(request.method)
         except Exception as error:  # noqa: BLE001 (the author's function may raise anything)
             self._ended.set()
             return _error_response(NOT_SENT, f"the function of its headers failed: {loggable(error)}")
+        for name, value in own.items():
+            if name.lower() in _OF_THE_CLIENT or name not in request.headers:
+                request.headers[name] = value
+        request.headers["accept-encoding"] = "identity"  # so that the limit on received bytes also limits memory
         try:
             response = await self._inner.handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
@@ -91,7 +97,7 @@ class _SafeTransport(httpx2.AsyncBaseTransport):
                 )
             if (name := unsendable(given)) is not None:
                 raise SettingsError(f"it returned the header {name[:100]!r} {UNSENDABLE}")
-        return {**given, "accept-encoding": "identity"}  # so that the limit on received bytes also limits memory
+        return given
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         kind = response.headers.get("content-type", "").lower()
