@@ -174,7 +174,8 @@ class Telegram:
             return []
         if edited:
             return _edited(message, self._bot_id)
-        return [each for each in _written(message, self._bot_id) if self._is_for_this_bot(message)]
+        written = _written(message, self._bot_id)
+        return [each for each in written if not isinstance(each, Commanded) or self._is_for_this_bot(message)]
 
     def _is_for_this_bot(self, message: Update) -> bool:
         """Whether a message is no command of another bot, as `/new@other_bot` is in a group with several bots."""
@@ -432,15 +433,16 @@ def _message_id(place: Place) -> str:
 def _written(message: Update, bot: str) -> list[Event]:
     place, sender = _place(message), _author(message)
     text = message.get("text", message.get("caption"))
+    is_forwarded = _is_forwarded(message, sender)
     command, argument = _command(message)
-    if command:
+    if command and not is_forwarded:
         return [Commanded(place, sender, _message_id(place), command.partition("@")[0].lower(), argument)]
     shared = _shared(message)
     what = None if shared is not None else _unread(message)
     if text is None and shared is None:
         return [] if what is None else [Unsupported(place, sender, _message_id(place), what)]
     words, quoted = (text or "") if what is None else f"[{what}, which is not shown] {text}", _replied(message, bot)
-    if words and _is_forwarded(message, sender):
+    if words and is_forwarded:
         words, quoted = FORWARDED, (Quoted(words, _name_of(message["forward_origin"], bot), is_forward=True),)
     files, is_album = () if shared is None else (shared,), shared is not None and "media_group_id" in message
     return [Said(place, sender, _message_id(place), words, files=files, is_album=is_album, quoted=quoted)]

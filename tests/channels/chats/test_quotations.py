@@ -20,6 +20,7 @@ from tests.channels.chats.updates import (
     BO,
     IN_CHANNEL,
     MENTION,
+    TELEGRAM_ANA,
     TELEGRAM_GROUP,
     discord_message,
     said,
@@ -143,8 +144,7 @@ def test_a_forward_on_telegram_is_a_quotation(three: Installation, origin: dict[
 
 def test_an_own_message_that_is_forwarded_on_telegram_is_the_persons(three: Installation) -> None:
     """A person forwards notes from another chat."""
-    ana = {"id": 11, "is_bot": False, "first_name": "Ana"}
-    update = telegram_said(BOAT, forward_origin=telegram_origin(type="user", sender_user=ana))
+    update = telegram_said(BOAT, forward_origin=telegram_origin(type="user", sender_user=TELEGRAM_ANA))
     [event] = three.channels["telegram"].parse(update)
     assert isinstance(event, Said)
     assert (event.text, event.quoted) == (BOAT, ())
@@ -309,6 +309,30 @@ def test_a_command_may_be_a_reply(three: Installation, name: str) -> None:
     [event] = three.channels[name].parse(update)
     assert isinstance(event, Commanded)
     assert event.command == "new"
+
+
+@pytest.mark.parametrize("command", ["/link", "/link@other_bot"])
+@pytest.mark.parametrize(
+    ("origin", "is_own"),
+    [
+        ({"type": "user", "sender_user": TELEGRAM_BO}, False),
+        ({"type": "hidden_user", "sender_user_name": "Cy"}, False),
+        ({"type": "user", "sender_user": TELEGRAM_ANA}, True),
+    ],
+)
+def test_a_forwarded_command_is_its_authors(
+    three: Installation, command: str, origin: dict[str, Any], is_own: bool
+) -> None:
+    """Else a person who forwards a message to have it explained links the chat to the account of its author."""
+    entities = [{"type": "bot_command", "offset": 0, "length": len(command)}]
+    update = telegram_said(f"{command} ABCD", entities=entities, forward_origin=telegram_origin(**origin))
+    events = three.channels["telegram"].parse(update)
+    assert [each.text for event in events if isinstance(event, Said) for each in event.quoted] == (
+        [] if is_own else [f"{command} ABCD"]
+    )
+    assert [each.command for each in events if isinstance(each, Commanded)] == (
+        ["link"] if is_own and command == "/link" else []
+    )
 
 
 @pytest.mark.parametrize("name", ["discord", "slack"])
