@@ -155,6 +155,10 @@ class SlackServer(LoopServer):
         return {"files": [{"id": each} for each in shared]}
 
     async def _upload(self, request: web.Request) -> web.Response:
+        for failure in self.failures:
+            if failure.method == "upload" and failure.times:
+                failure.times -= 1
+                return web.Response(status=failure.status)
         name, _ = self._uploads[request.match_info["id"]]
         self._uploads[request.match_info["id"]] = name, await request.read()
         return web.Response(text="OK")

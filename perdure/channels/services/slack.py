@@ -23,7 +23,7 @@ from http import HTTPStatus
 from threading import Event as Stop
 from threading import Lock
 from typing import Any, NoReturn, TypeVar
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import parse_qs, urlsplit
 
 from slack_sdk import WebClient
@@ -99,6 +99,9 @@ _MALFORMED = frozenset({
 
 _WITHOUT_FILES = frozenset({"missing_scope", "no_permission"})
 """Slack's codes of errors of an application that may write messages, but no files."""
+
+_ENDING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+"""Refusals of an upload that end by themselves."""
 
 _ONE_COMMAND = "perdure"
 _LABEL_CHARS = 75
@@ -362,7 +365,7 @@ class Slack:
 
         Raises:
             NotAsked: Slack asks for a pause.
-            Undeliverable: as in `send`, or the application may not write files.
+            Undeliverable: as in `send`, or the application may not write files, or Slack refuses the file.
             DeliveryFailed: Slack did not confirm the message.
         """
 
@@ -379,6 +382,10 @@ class Slack:
             except SlackApiError as error:
                 if error.response.get("error") in _WITHOUT_FILES:
                     raise Undeliverable("refused: the application has no scope files:write", 403) from error
+                raise
+            except HTTPError as error:  # of the second request, whose server or a proxy finds the file too large
+                if error.code // 100 == 4 and error.code not in _ENDING:  # noqa: PLR2004 (a refusal)
+                    raise Undeliverable(f"the upload was answered with status {error.code}", error.code) from error
                 raise
 
         _call(upload)

@@ -32,7 +32,11 @@ REFUSALS: dict[str, list[tuple[str, int, dict[str, Any]]]] = {
         ("/messages", 413, {"body": {"code": 40005, "message": "Request entity too large"}}),
         ("/messages", 403, {"body": {"code": 50013, "message": "Missing Permissions"}}),
     ],
-    "slack": [("files.getUploadURLExternal", 200, {"error": "missing_scope"})],
+    "slack": [
+        ("files.getUploadURLExternal", 200, {"error": "missing_scope"}),
+        ("upload", 413, {}),
+        ("upload", 403, {}),
+    ],
     "telegram": [
         ("sendPhoto", 400, {}),
         ("sendPhoto", 400, {"description": "Bad Request: too many pixels"}),
