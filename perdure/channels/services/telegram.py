@@ -231,7 +231,7 @@ class Telegram:
         self._call(lambda: self._send_file(place, file), UPLOAD_S)
 
     async def _send_file(self, place: Place, file: Attachment) -> None:
-        named: dict[str, Any] = {"filename": file.name, "write_timeout": _DEADLINE_S}
+        named: dict[str, Any] = {"filename": file.name, "write_timeout": UPLOAD_S, "read_timeout": UPLOAD_S}
         if file.media_type in _PHOTOS and len(file.data) <= _PHOTO_BYTES:
             try:
                 await _to_chat(partial(self._bot.send_photo, photo=file.data, **named), place)

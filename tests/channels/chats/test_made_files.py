@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from perdure.turns.outbox import DeliveryFailed
 from tests.channels.chats.installation import AllServers, Installation
 from tests.channels.chats.updates import said, slack_event, telegram_said
 from tests.channels.discord_server import DiscordServer
-from tests.channels.telegram_server import TelegramServer
+from tests.channels.telegram_server import TOKEN, TelegramServer
 from tests.files.contents import gif, png
 from tests.turns.scripted import Scripted, says
 
@@ -214,6 +215,21 @@ def test_an_upload_that_takes_too_long_is_not_completed_later(
     telegram.reads.set()
     assert telegram.cut.wait(30)
     assert telegram.received == []
+
+
+def test_an_upload_may_be_answered_later_than_a_message(
+    monkeypatch: pytest.MonkeyPatch, telegram: TelegramServer
+) -> None:
+    """Telegram answers when it has stored the file, which a repetition would show twice."""
+    monkeypatch.setattr("perdure.channels.services.telegram.TIMEOUT_S", 0.2)
+    channel = Telegram(TOKEN, None, telegram.url)
+    telegram.reads.clear()
+    answers = threading.Timer(1.0, telegram.reads.set)
+    answers.start()
+    channel.send_file(Place("21"), Attachment(IMAGE, "image.png", "image/png"), "key")
+    answers.join()
+    channel.close()
+    assert [name for _, name, _ in telegram.received] == ["image.png"]
 
 
 LINE = "[image: image/png, 68 bytes; file 01931e71-20c4-7a05-8f3b-5d0f6a1e9b42]"
