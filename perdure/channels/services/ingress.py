@@ -31,6 +31,7 @@ from perdure.channels.services import queries
 from perdure.channels.services.buttons import Buttons, Chat
 from perdure.channels.services.indicators import Indicators
 from perdure.channels.services.protocol import (
+    FORWARDED,
     Channel,
     Commanded,
     Connected,
@@ -346,7 +347,9 @@ class Ingress:
         target = {"channel": self._channel.name, "asker": event.sender.external_id, "place": asdict(place)}
         said = self._content(seat.user, event)
         message = parse_incoming({**given, **said, "channel": self._channel.name})
-        accepted = accept(self._runtime, message, target=target, said=event.text)
+        # As an answer to a question, a message that only forwards another one says what that one says.
+        answer = self._with_quotations(event.text, event) if event.text == FORWARDED else event.text
+        accepted = accept(self._runtime, message, target=target, said=answer)
         if not accepted.duplicate:
             self._follow(seat, event.place, accepted)
 

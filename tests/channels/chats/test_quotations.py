@@ -368,6 +368,27 @@ def test_an_answer_to_a_question_has_no_quotation(installation: Installation, ev
     assert "It is done." in every.texts()[-1]
 
 
+@pytest.mark.parametrize("name", ["discord", "slack", "telegram"])
+def test_a_forwarded_message_answers_a_question(three: Installation, name: str) -> None:
+    """Its text is the answer, and still a quotation."""
+    three.use(Scripted(calls(("ask_user", {"question": "Which address?"})), says("It is done.")), ask_user())
+    handle = three.ingress(name).take
+    for number in (1, 2):
+        if name == "discord":
+            handle(said("a boat", number) if number == 1 else said("", number, **discord_forward(BOAT)))
+        elif name == "slack":
+            handle(slack_event("a boat") if number == 1 else slack_event("", "2.1", **slack_share(BOAT)))
+        else:
+            origin = telegram_origin(type="hidden_user", sender_user_name="Cy")
+            handle(telegram_said("a boat") if number == 1 else telegram_said(BOAT, 2, forward_origin=origin))
+        three.work()
+    [told] = three.sql("SELECT content FROM messages WHERE role = 'tool'")
+    found = _QUOTATION.search(told.content)
+    assert found
+    assert BOAT in found[2]
+    assert BOAT not in without_quotations(told.content)
+
+
 def test_a_quotation_is_bounded() -> None:
     """It never makes a message too long, and several quotations share the room."""
     long = Quoted("x" * 50_000, "Bo")
