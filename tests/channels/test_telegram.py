@@ -228,6 +228,9 @@ def test_captions_are_text(harness: TelegramHarness) -> None:
     [edited] = harness.channel.parse({"edited_message": {**document, "caption": "read that"}})
     assert isinstance(edited, Edited)
     assert edited.text == "read that"
+    [edited] = harness.channel.parse({"edited_message": {**message, "video": {}, "caption": "and this?"}})
+    assert isinstance(edited, Edited)
+    assert edited.text == "[a video, which is not shown] and this?"
     entities = [{"type": "bot_command", "offset": 0, "length": 4}]
     [command] = harness.channel.parse({"message": {**document, "caption": "/new", "caption_entities": entities}})
     assert isinstance(command, Commanded)

@@ -441,11 +441,16 @@ def _written(message: Update, bot: str) -> list[Event]:
     what = None if shared is not None else _unread(message)
     if text is None and shared is None:
         return [] if what is None else [Unsupported(place, sender, _message_id(place), what)]
-    words, quoted = (text or "") if what is None else f"[{what}, which is not shown] {text}", _replied(message, bot)
+    words, quoted = _with_remark(what, text or ""), _replied(message, bot)
     if words and is_forwarded:
         words, quoted = FORWARDED, (Quoted(words, _name_of(message["forward_origin"], bot), is_forward=True),)
     files, is_album = () if shared is None else (shared,), shared is not None and "media_group_id" in message
     return [Said(place, sender, _message_id(place), words, files=files, is_album=is_album, quoted=quoted)]
+
+
+def _with_remark(what: str | None, text: str) -> str:
+    """A text with a remark about the content of its message that is not shown, such as `a voice`."""
+    return text if what is None else f"[{what}, which is not shown] {text}"
 
 
 def _unread(message: Update) -> str | None:
@@ -469,7 +474,7 @@ def _replied(message: Update, bot: str) -> tuple[Quoted, ...]:
     found = replied or elsewhere
     text = str((message.get("quote") or {}).get("text") or found.get("text") or found.get("caption") or "")
     if not message.get("quote") and (what := _unread(found)) is not None:
-        text = f"[{what}, which is not shown] {text}".strip()
+        text = _with_remark(what, text).strip()
     return (Quoted(text, _name_of(replied or elsewhere.get("origin") or {}, bot)),) if text.strip() else ()
 
 
@@ -509,7 +514,8 @@ def _edited(message: Update, bot: str) -> list[Event]:
     text = message.get("text", message.get("caption"))
     if text is None:
         return []
-    return [Edited(place, _author(message), _message_id(place), text, _replied(message, bot))]
+    words = _with_remark(_unread(message) if _shared(message) is None else None, text)
+    return [Edited(place, _author(message), _message_id(place), words, _replied(message, bot))]
 
 
 def _pressed(query: Update) -> list[Event]:
