@@ -34,6 +34,14 @@ REFUSES = """
       return new Promise(done => setTimeout(() => done(new Response("<html>", { status })), 300));
     };
 """
+FAILS_LATER = """
+    const given = window.fetch;
+    window.fetch = (path, asked) => {
+      if (asked.method === "GET" || asked.body.includes("dry_run")) return given(path, asked);
+      if (!path.endsWith("resend")) return Promise.resolve(new Response("{}"));
+      return new Promise((done, failed) => { window.fail = () => failed(new TypeError("late")); });
+    };
+"""
 FOCUSED = "const found = document.activeElement; return found.name || found.id || found.textContent"
 
 
@@ -253,6 +261,28 @@ def test_an_error_of_an_action_is_shown_where_it_was_taken(installation: Install
     assert console.find("#sure").is_displayed()
     console.find("#sure-no").click()
     console.until(lambda: console.driver.execute_script(FOCUSED) == "Resend all failed…", "the focus")
+
+
+@pytest.mark.browser
+def test_an_error_that_comes_after_another_question_is_shown_with_its_own(console: Page) -> None:
+    """The dialog opens with the question of the action that failed, not with the one that was asked and done since."""
+    _go(console, "deliveries")
+    console.driver.execute_script(FAILS_LATER)
+    console.press("Resend all failed…")
+    console.see("#sure[open]")
+    first = console.texts("#sure-title")
+    console.find("#sure-yes").click()
+    console.find("#sure-no").click()
+    _go(console, "runs")
+    console.press("Run the policy…")
+    console.see("#sure[open]")
+    assert console.texts("#sure-title") != first
+    console.find("#sure-yes").click()
+    console.until(lambda: not console.find("#sure").is_displayed(), "the second action is done")
+    console.driver.execute_script("window.fail()")
+    console.until(lambda: console.texts("#sure-error") == ["The gateway cannot be reached."], "the error")
+    assert console.texts("#sure-title") == first
+    console.find("#sure-no").click()
 
 
 @pytest.mark.browser

@@ -139,7 +139,8 @@ let asked = null;
  * @param {() => Promise<unknown>} act
  * @param {() => unknown} done called when the action has succeeded
  */
-export function ask({ title, text = "", yes, danger = false }, act, done) {
+export function ask(question, act, done) {
+  const { title, text = "", yes, danger = false } = question;
   const dialog = byId("sure"), confirm = byId("sure-yes"), form = dialog.querySelector("form"), mine = asked = {};
   byId("sure-title").textContent = title;
   byId("sure-text").replaceChildren(text);
@@ -156,8 +157,9 @@ export function ask({ title, text = "", yes, danger = false }, act, done) {
       if (mine === asked) dialog.close(); // else the user has gone back, and was asked something else
       await done();
     } catch (error) {
-      byId("sure-error").textContent = mine === asked ? error.message : `${title}: ${error.message}`;
-      if (!dialog.open) dialog.showModal();
+      const isAnother = mine !== asked && dialog.open;
+      if (!dialog.open) ask(question, act, done); // again: the dialog may have another question and its action since
+      byId("sure-error").textContent = isAnother ? `${title}: ${error.message}` : error.message;
     } finally {
       if (mine === asked) confirm.disabled = false;
     }
