@@ -23,16 +23,28 @@ def each_row(table: str, condition: str, alias: str) -> str:
     return f"CROSS JOIN LATERAL (SELECT * FROM {table} WHERE {condition} OFFSET 0) AS {alias}"
 
 
+def _goes_on(turn_id: str) -> str:
+    """Whether neither the cancellation of a turn nor the end of its session is requested.
+
+    A worker may run the turn until much later, for example while a tool runs. It begins nothing with answers then.
+    """
+    return f"""
+        EXISTS (SELECT FROM turns AS g JOIN sessions AS o USING (session_id)
+                WHERE g.turn_id = {turn_id} AND g.cancel_requested_at IS NULL AND o.end_requested_at IS NULL)
+    """.strip()
+
+
 def below(turn_id: str, *, all_calls: bool = False) -> str:
     """A query for a turn, and those of other agents that answer its open calls, directly or for one another.
 
-    With `all_calls`, also those that answer other calls of it: `is_open` tells which. `until` is the time at which the
-    first of the calls between a turn and the uppermost one is due; NULL for the uppermost.
+    A call is open while the turn that made it, and the one that answers it, go on. With `all_calls`, also those that
+    answer other calls of it: `is_open` tells which. `until` is the time at which the first of the calls between a turn
+    and the uppermost one is due; NULL for the uppermost.
     """
-    is_open = "below.is_open AND d.status = 'intended' AND d.decide_at > perdure_now()"
+    is_open = f"below.is_open AND d.status = 'intended' AND d.decide_at > perdure_now() AND {_goes_on('d.effect_id')}"
     return f"""
         WITH RECURSIVE below (turn_id, until, is_open) AS (
-            SELECT {turn_id}, NULL::timestamptz, true
+            SELECT {turn_id}, NULL::timestamptz, {_goes_on(turn_id)}
             UNION ALL
             SELECT d.effect_id, least(below.until, d.decide_at), {is_open}
             FROM below {each_row("tool_effects", "turn_id = below.turn_id", "d")}
@@ -158,7 +170,7 @@ _UNWANTED = f"""
         WITH RECURSIVE above (turn_id, waits) AS (
             SELECT t.turn_id, true
             UNION ALL
-            SELECT a.turn_id, a.status = 'intended' AND a.decide_at > perdure_now()
+            SELECT a.turn_id, a.status = 'intended' AND a.decide_at > perdure_now() AND {_goes_on("a.turn_id")}
             FROM above {each_row("tool_effects", "effect_id = above.turn_id", "a")}
         )
         SELECT FROM above WHERE NOT waits)
@@ -373,7 +385,7 @@ _FIRST_QUESTION = f"""
     FROM turns AS t
     CROSS JOIN LATERAL ({below("t.turn_id")}) AS below {each_row("turns", "turn_id = below.turn_id", "q")}
     {each_row("tool_effects", "turn_id = q.turn_id", "e")}
-    WHERE t.session_id = %(session_id)s AND {_LISTENS} AND q.cancel_requested_at IS NULL AND {_IS_ASKED}
+    WHERE t.session_id = %(session_id)s AND {_LISTENS} AND {_IS_ASKED}
     ORDER BY CASE WHEN q.turn_id <> t.turn_id THEN e.intended_at END NULLS FIRST, e.message_seq, e.position, e.effect_id
     LIMIT 1
 """.strip()

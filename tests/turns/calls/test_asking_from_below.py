@@ -390,3 +390,71 @@ def test_what_no_turn_waits_for_is_refused(asking: Harness, end: Any, needs: str
     give = partial(decide, decision=approved, by=ANA) if needs == "dig" else partial(answer, given=brought)
     with pytest.raises(Conflict):
         give(harness.runtime, turn_id)
+
+
+def _needed(harness: Harness, turn: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the turn shows of the agents below it that a person may answer, each with its `call_id`."""
+    shown = harness.turn(UUID(turn["turn_id"]))
+    waiting = shown["waiting_for"]
+    asked = [("which", waiting["call_id"])] if waiting is not None and waiting["kind"] == "user" else []
+    lists = {"dig": shown["pending_approvals"], "scan": shown["pending_calls"]}
+    return asked + [(name, each["call_id"]) for name, found in lists.items() for each in found]
+
+
+def _give(harness: Harness, turn: dict[str, Any], needs: str, call_id: str) -> bool:
+    """Give what an agent below the turn needs; returns whether it was taken."""
+    turn_id = UUID(turn["turn_id"])
+    try:
+        if needs == "which":
+            return harness.send("Italy").turn_id == turn_id
+        if needs == "dig":
+            decide(harness.runtime, turn_id, parse_decision({"call_id": call_id, "decision": "approve"}), ANA)
+        else:
+            answer(harness.runtime, turn_id, parse_result({"call_id": call_id, "result": 7}))
+    except Conflict:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("end", [_cancelled, _ended])
+@pytest.mark.parametrize("needs", ["which", "dig", "scan"])
+def test_a_running_turn_between_that_is_to_stop_takes_no_answers(
+    asking: Harness, monkeypatch: pytest.MonkeyPatch, end: Any, needs: str
+) -> None:
+    """Its agent's question is not shown any more, and the user's message is the next turn's, while its tool still runs.
+
+    When the tool has ended, no turn reads what the agent answers.
+    """
+    harness = asking
+    seen: list[Any] = []
+
+    def _slow() -> str:
+        """Take a while."""
+        [grandchild] = harness.sql("SELECT session_id FROM sessions WHERE depth = 2")
+        with monkeypatch.context() as patched:
+            patched.setattr(harness.model, "lines", [calls(call)])
+            harness.run(grandchild.session_id)
+        [before] = _needed(harness, turn)
+        end(harness, {"turn_id": str(child), "session_id": str(child)})
+        seen.extend([before, _needed(harness, turn), _give(harness, turn, *before)])
+        return "done"
+
+    equip(harness, [which, dig, external_tool("scan", "Scan."), tool(effect="pure", name="slow")(_slow)])
+    call = {"which": WHICH, "dig": ("dig", {}), "scan": ("scan", {})}[needs]
+    harness.script(calls(RESEARCH))
+    turn = harness.ask("How old is Rome?")
+    child = UUID(turn["children"][0]["turn_id"])
+    harness.script(calls(READ, ("slow", {})), says("753 BC."))
+    harness.run(child)
+    assert seen == [(needs, seen[0][1]), [], False]
+
+
+@pytest.mark.parametrize("needs", ["which", "dig"])
+def test_an_agent_whose_session_is_to_end_asks_nothing(asking: Harness, needs: str) -> None:
+    """Neither its question nor its approval is shown any more, nor taken, before a worker ends the wait."""
+    harness = asking
+    equip(harness, [which, dig])
+    turn, child = begin(harness, calls(WHICH if needs == "which" else ("dig", {})))
+    [before] = _needed(harness, turn)
+    request_end(harness.database, child, "over")
+    assert (_needed(harness, turn), _give(harness, turn, *before)) == ([], False)
