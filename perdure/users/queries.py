@@ -6,12 +6,17 @@ from perdure.database.engine import Statement
 from perdure.database.fencing import RAISED
 from perdure.users.tables import OF_TURNS, USER_TABLES, UserTable
 
-# Fences the processes that run the user's sessions: these processes can no longer write. Locks the sessions.
+# Fences the processes that run the user's sessions: these processes can no longer write. Locks the sessions, the oldest
+# first, as a message does that answers the question of an agent below: it locks the session above before this one.
 RAISE_TOKENS = Statement(
     "erasure.raise_tokens",
     f"""
-    UPDATE sessions AS s SET {RAISED}, lease_owner = NULL, lease_until = NULL WHERE user_id = %(user_id)s
-    RETURNING session_id
+    WITH locked AS (
+        SELECT session_id FROM sessions WHERE user_id = %(user_id)s ORDER BY session_id FOR NO KEY UPDATE
+    )
+    UPDATE sessions AS s SET {RAISED}, lease_owner = NULL, lease_until = NULL
+    FROM locked WHERE s.session_id = locked.session_id
+    RETURNING s.session_id
     """,  # noqa: S608 (constants)
 )
 
