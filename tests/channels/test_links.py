@@ -32,6 +32,5 @@ def test_bad_requests_are_refused(client: TestClient) -> None:
     bodies: list[Any] = [{}, {"user_id": ""}, {"user_id": 1}, {"user_id": "ana", "ttl_s": 1}, []]
     for body in bodies:
         assert client.post("/v1/links", json=body).status_code == 400, body
-    assert client.get("/v1/links").status_code == 400
     assert client.delete("/v1/links?user_id=ana&channel=slack").status_code == 400
     assert client.delete("/v1/links?user_id=ana&channel=no%20channel&external_id=1").status_code == 204

@@ -405,6 +405,29 @@ def test_sessions_are_listed_within_the_tenant(tenants: Tenants) -> None:
     assert listed(ADMINS["bolt"], "?user_id=eve") == {}
 
 
+IMPLIED_BY_TOKENS = [
+    ("GET", "/v1/sessions", None),
+    ("GET", "/v1/conversations", None),
+    ("PATCH", "/v1/conversations/holidays", {"title": "Holidays"}),
+    ("GET", "/v1/schedules", None),
+    ("GET", "/v1/memories", None),
+    ("GET", "/v1/links", None),
+    ("DELETE", "/v1/links?channel=slack&external_id=T1", None),
+]
+"""Requests whose `user_id`, in the query, is a user token's own user by default."""
+
+
+@pytest.mark.parametrize(("method", "path", "body"), IMPLIED_BY_TOKENS, ids=[each[1] for each in IMPLIED_BY_TOKENS])
+def test_a_service_key_names_the_user_in_the_query(tenants: Tenants, method: str, path: str, body: Any) -> None:
+    """A service key that leaves out the `user_id` of a query gets 403 on each of these routes."""
+    for key in (SERVICES["acme"], SERVICES[None]):
+        answer = tenants.ask(key, method, path, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (key, answer.text)
+        assert answer.json()["detail"].startswith("Name a user_id: ")
+    token = tenants.ask(SERVICES["acme"], "POST", "/v1/tokens", json={"user_id": "ana", "ttl_s": 60}).json()["token"]
+    assert tenants.ask(token, method, path, json=body).status_code in {200, 204, 404}
+
+
 def test_memories_are_consolidated_by_batch_only_without_a_tenant(tenants: Tenants) -> None:
     """A request without a `session_id` consolidates sessions of all tenants, so a tenant's key gets 403."""
     answers = {tenant: tenants.ask(key, "POST", "/v1/memory/consolidate", json={}) for tenant, key in SERVICES.items()}

@@ -130,6 +130,17 @@ class Users:
             raise NotFound("There is no such user.")
         return key
 
+    def queried(self, user_id: str | None) -> UserKey:
+        """As `key`, of the parameter `user_id` in a query.
+
+        Raises:
+            InvalidRequest, NotFound: as `key`.
+            Forbidden: `user_id` is `None`, and the caller has no user.
+        """
+        if user_id is None and self.caller.user is None:
+            raise Forbidden("Name a user_id: only a user token implies one.")
+        return self.key(user_id)
+
     def address(self, message: Submitted | NewMessage) -> Incoming:
         """`message`, with the user's key in place of `user_id`.
 

@@ -7,14 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
 
-from perdure.access.tenants import UserKey, user_of
+from perdure.access.tenants import UserKey
 from perdure.channels.http import parameters
 from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.body import StrictRoute
-from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
+from perdure.channels.http.dependencies import TheGateway, TheUsers
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.conversations import ChangeConversation, Conversation
-from perdure.errors import Forbidden
 from perdure.runtime import Runtime
 from perdure.sessions.conversations import change_conversation, list_conversations
 
@@ -28,7 +27,6 @@ _DEFAULT_LIMIT = 100
 @router.get("", response_description="The conversations, the one with the newest activity first.")
 async def list_(
     gateway: TheGateway,
-    caller: TheCaller,
     users: TheUsers,
     *,
     user_id: parameters.Owner = None,
@@ -36,7 +34,7 @@ async def list_(
     limit: parameters.ConversationLimit = _DEFAULT_LIMIT,
 ) -> list[Conversation]:
     """List a user's conversations. With a user token, `user_id` is the token's user by default."""
-    user = users.key(_user(user_id, caller.user))
+    user = users.queried(user_id)
     return await gateway.in_thread(partial(_list, gateway.runtime, user, limit, archived=archived))
 
 
@@ -52,7 +50,6 @@ async def change(
     *,
     request: Request,
     gateway: TheGateway,
-    caller: TheCaller,
     users: TheUsers,
     user_id: parameters.Owner = None,
 ) -> Conversation:
@@ -62,16 +59,9 @@ async def change(
     restores the conversation. With `remember: false`, nothing of the conversation becomes a memory from now on, and no
     search in other conversations finds its messages.
     """
-    user = users.key(_user(user_id, caller.user))
+    user = users.queried(user_id)
     describe(request, user=user)
     return await gateway.in_thread(partial(_change, gateway.runtime, user, conversation, changes))
-
-
-def _user(named: str | None, of_token: UserKey | None) -> str:
-    user = named if named is not None or of_token is None else user_of(of_token)
-    if user is None:
-        raise Forbidden("Name a user_id: only a user token implies one.")
-    return user
 
 
 def _list(runtime: Runtime, user: UserKey, limit: int, *, archived: bool | None) -> list[Conversation]:

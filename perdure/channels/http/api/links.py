@@ -45,7 +45,7 @@ async def mint(wanted: NewLink, request: Request, gateway: TheGateway, caller: T
 @router.get("", response_description="The user's links.")
 async def list_(gateway: TheGateway, users: TheUsers, user_id: parameters.Owner = None) -> list[LinkedIdentity]:
     """List the identities that are linked to a user. With a user token, `user_id` is the token's user by default."""
-    found = await gateway.in_thread(partial(list_links, gateway.runtime.database, users.key(user_id)))
+    found = await gateway.in_thread(partial(list_links, gateway.runtime.database, users.queried(user_id)))
     return [LinkedIdentity(**{**asdict(each), "created_at": each.created_at.isoformat()}) for each in found]
 
 
@@ -65,6 +65,6 @@ async def remove(
     users: TheUsers,
 ) -> None:
     """Remove a user's link, if it exists. Messages from before the removal stay with the user."""
-    user = users.key(user_id)
+    user = users.queried(user_id)
     describe(request, user=user)
     await gateway.in_thread(partial(remove_link, gateway.runtime.database, user, channel, external_id))

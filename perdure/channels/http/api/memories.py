@@ -9,7 +9,6 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Depends, Response
 
-from perdure.access.tenants import user_of
 from perdure.channels.http import parameters
 from perdure.channels.http.auditing import audited
 from perdure.channels.http.body import StrictRoute
@@ -17,7 +16,7 @@ from perdure.channels.http.dependencies import TheCaller, TheGateway, TheUsers
 from perdure.channels.http.parameters import parse_id
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.memory import CorrectMemory, Memory, MemoryWithSources
-from perdure.errors import Forbidden, NotFound
+from perdure.errors import NotFound
 from perdure.memory import owned
 from perdure.memory.recall.agent_memory import forget
 from perdure.runtime import Runtime
@@ -44,7 +43,6 @@ TheMemory = Annotated[UUID, Depends(_memory)]
 @router.get("", response_description="The memories, the newest first.")
 async def list_(
     gateway: TheGateway,
-    caller: TheCaller,
     users: TheUsers,
     *,
     user_id: parameters.Owner = None,
@@ -55,12 +53,8 @@ async def list_(
 
     With a user token, `user_id` is the token's user by default.
     """
-    named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
-    if named is None:
-        raise Forbidden("Name a user_id: only a user token implies one.")
-    found = await gateway.in_thread(
-        partial(owned.list_memories, gateway.runtime.database, users.key(named), limit, after)
-    )
+    user = users.queried(user_id)
+    found = await gateway.in_thread(partial(owned.list_memories, gateway.runtime.database, user, limit, after))
     return [Memory.model_validate(each) for each in found]
 
 

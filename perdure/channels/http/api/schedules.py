@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Depends, Request, Response
 
-from perdure.access.tenants import UserKey, user_of
+from perdure.access.tenants import UserKey
 from perdure.channels.http import parameters
 from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.body import StrictRoute
@@ -18,7 +18,7 @@ from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.parameters import parse_id
 from perdure.channels.http.schemas.answer import WITH_BODY, WITH_KEY, problems
 from perdure.channels.http.schemas.schedules import ChangeSchedule, NewSchedule, NewScheduleBody, Schedule
-from perdure.errors import Forbidden, NotFound
+from perdure.errors import NotFound
 from perdure.ids import new_id
 from perdure.runtime import Runtime
 from perdure.timetable import reminders
@@ -59,17 +59,12 @@ async def add(body: NewScheduleBody, request: Request, gateway: TheGateway, user
 
 
 @router.get("", response_description="The schedules, the next due first.", responses=problems(404))
-async def list_(
-    gateway: TheGateway, caller: TheCaller, users: TheUsers, user_id: parameters.Owner = None
-) -> list[Schedule]:
+async def list_(gateway: TheGateway, users: TheUsers, user_id: parameters.Owner = None) -> list[Schedule]:
     """List a user's schedules. With a user token, `user_id` is the token's user by default.
 
     With an admin key without a tenant, `user_id` may be omitted: the list then covers all users, up to a limit.
     """
-    named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
-    if named is None and not users.all_users:
-        raise Forbidden("Name a user_id: only a user token implies one.")
-    user = None if named is None else users.key(named)
+    user = None if user_id is None and users.all_users else users.queried(user_id)
     found = await gateway.in_thread(partial(reminders.list_reminders, gateway.runtime.database, user))
     return [Schedule.model_validate(each) for each in found]
 
