@@ -57,7 +57,7 @@ def remedy(error: redis.RedisError, otherwise: str = "Check that server.") -> st
         case redis.ReadOnlyError():
             return "PERDURE_REDIS_URL must name the primary server, not a replica."
         case redis.AuthenticationError() | exceptions.NoPermissionError():
-            return "PERDURE_REDIS_URL must carry a user and password that may write."
+            return "PERDURE_REDIS_URL must carry a password, and a user that has the ACL of docs/operating.md."
         case exceptions.MovedError() | exceptions.ClusterCrossSlotError() | exceptions.ClusterDownError():
             return "It runs in cluster mode: PERDURE_REDIS_URL must name a Redis with cluster-enabled no."
         case redis.ResponseError():

@@ -11,6 +11,7 @@ import redis
 from perdure.errors import Unavailable
 from perdure.network.tls import normalised, split
 from perdure.network.tls import remedy as tls_remedy
+from perdure.observe.redis_access import denied
 from perdure.redis import connect, remedy
 
 _PROBE_S = 60
@@ -57,10 +58,12 @@ def broker_state(reachable: Callable[[], bool]) -> BrokerState:
 class RedisServer:
     """A Redis server at `url`: the one of `PERDURE_REDIS_URL` (`redis`), or the broker. Thread-safe."""
 
-    def __init__(self, name: str, url: str, prefix: str) -> None:
+    def __init__(self, name: str, url: str, prefix: str, *, is_broker: bool) -> None:
         self.name = name
         self._client: Any = connect(url)
         self._key = f"{prefix}probe"
+        self._prefix = prefix
+        self._is_broker = is_broker
 
     def find_fault(self) -> str | None:
         """Why the server accepts no write, in one sentence without addresses; `None` if it does. Writes one key.
@@ -83,9 +86,20 @@ class RedisServer:
             return f"{title} cannot be reached. {fix}" if fix else f"{title} cannot be reached."
         return None
 
+    def find_denied(self) -> str | None:
+        """What an ACL denies to perdure's user, in one sentence; `None`: nothing, or the server does not answer."""
+        lacking = denied(self._client, self._prefix, is_broker=self._is_broker)
+        if not lacking:
+            return None
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        title = "The broker" if self.name == "broker" else "Redis"
+        return (
+            f"{title} denies perdure's user the {lacking[0]}{more}: `perdure doctor` shows the ACL rule that suffices."
+        )
+
     def read(self) -> RedisState:
         """The server's state. Never raises."""
-        fault, found, evicted = self.find_fault(), {}, None
+        fault, found, evicted = self.find_denied() or self.find_fault(), {}, None
         try:
             found = self._client.info("memory")
             evicted = self._client.info("stats").get("evicted_keys")
@@ -111,4 +125,13 @@ def redis_servers(redis_url: str | None, broker_url: str | None, prefix: str) ->
     """Redis, and the broker if it is another Redis server. Of several brokers, any but one may be a standby."""
     found = redis_urls(redis_url, broker_url)
     several = broker_url is not None and len(split(broker_url)) > 1
-    return [RedisServer(name, url, prefix) for name, url in found if not (several and name == "broker")]
+    return [
+        RedisServer(name, url, prefix, is_broker=is_broker(name, url, broker_url))
+        for name, url in found
+        if not (several and name == "broker")
+    ]
+
+
+def is_broker(name: str, url: str, broker_url: str | None) -> bool:
+    """Whether the server `name` of `redis_urls`, at `url`, is the broker, or one of several."""
+    return name == "broker" or broker_url is None or url in map(normalised, split(broker_url))

@@ -165,7 +165,7 @@ def test_the_state_of_redis_is_read(redis_url: str) -> None:
     """Memory, limit and policy of a server that works; and of one that cannot be reached, only that."""
     (server,) = redis_servers(redis_url, "amqp://localhost", "perdure:")
     state = server.read()
-    nowhere = RedisServer("broker", "redis://127.0.0.1:1", "perdure:")
+    nowhere = RedisServer("broker", "redis://127.0.0.1:1", "perdure:", is_broker=True)
     lost = nowhere.read()
     with connect(redis_url) as client:
         assert client.exists("perdure:probe")

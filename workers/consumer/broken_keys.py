@@ -22,6 +22,7 @@ from typing import Any
 from celery import Celery
 
 from perdure.errors import loggable
+from perdure.redis import remedy
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class BrokenKeys:
                 ]
                 return [key for key in suspects if _rename(client, key, own[key], prefix)]
         except channel.ResponseError as error:
-            log.warning("keys at the broker were not checked: %s", loggable(error))
+            log.warning("keys at the broker were not checked: %s. %s", loggable(error), remedy(error))
             return []
 
     def _find_taken(self, channel: Any, wrong: Mapping[str, str]) -> None:

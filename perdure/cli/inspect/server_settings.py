@@ -18,7 +18,8 @@ from perdure.network import tls
 from perdure.network.tls import split, unverified
 from perdure.observe.disks import disk_states
 from perdure.observe.queries import SEES_TRANSACTIONS, WRITABLE
-from perdure.observe.servers import NEARLY_FULL, RedisServer, redis_urls
+from perdure.observe.redis_access import acl_rule, denied
+from perdure.observe.servers import NEARLY_FULL, RedisServer, is_broker, redis_urls
 from perdure.redis import connect, remedy, where
 from perdure.servers.redis import is_of
 from perdure.settings import Settings
@@ -139,6 +140,7 @@ def _redis_servers(settings: Settings) -> Iterator[Finding]:
     for name, url in redis_urls(redis_address(settings), broker_url):
         try:
             yield from _redis(settings, url, f"PERDURE_{name.upper()}_URL")
+            yield from _denied(settings, url, serves=is_broker(name, url, broker_url))
         except Unavailable as error:
             if name == "redis":
                 raise
@@ -174,6 +176,18 @@ def _redis(settings: Settings, url: str, variable: str) -> Iterator[Finding]:
     yield from _dangerous(name, configured, embedded=is_of(settings.data_dir / "redis", url))
 
 
+def _denied(settings: Settings, url: str, *, serves: bool) -> Iterator[Finding]:
+    """What the ACL of the Redis at `url` denies to the user in `url`. `serves`: it is the broker."""
+    with connect(url) as client:
+        lacking = denied(client, settings.redis_prefix, is_broker=serves)
+        known = client.get_connection_kwargs()
+    if lacking:
+        user = known.get("username") or "default"
+        fix = f"ACL SETUSER {user} {acl_rule(settings.redis_prefix, known.get('db') or 0)}"
+        risk = "tasks are not published or fetched, and turns do not run or are not shown"
+        yield Finding(f"Redis at {where(url)}", f"the ACL denies {user}: {', '.join(lacking)}", risk, fix)
+
+
 def _dangerous(name: str, configured: Mapping[str, str], *, embedded: bool) -> Iterator[Finding]:
     """What is dangerous among the settings that the Redis `name` has shown."""
     if configured.get("cluster-enabled") == "yes":
@@ -194,7 +208,7 @@ def _dangerous(name: str, configured: Mapping[str, str], *, embedded: bool) -> I
 
 def _fill(url: str, settings: Settings) -> str | None:
     """How full Redis is, if it is nearly full or refuses writes."""
-    server = RedisServer("redis", url, settings.redis_prefix)
+    server = RedisServer("redis", url, settings.redis_prefix, is_broker=False)
     state = server.read()
     server.close()
     if state.fill is not None and state.fill > NEARLY_FULL:
