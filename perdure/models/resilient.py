@@ -40,7 +40,26 @@ def wait_within(call: ModelCall, seconds: float) -> None:
         ended.wait(seconds)
 
 
-class GuardedModel:
+class _Wrapper:
+    """Has the name of a model, and supports what the model supports."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def supported_settings(self) -> frozenset[str]:
+        return supported_by(self._model)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return read_by(self._model)
+
+
+class GuardedModel(_Wrapper):
     """Calls a model through a breaker, and retries after transient failures."""
 
     def __init__(
@@ -61,25 +80,13 @@ class GuardedModel:
 
         `wait` waits between two attempts. `draw` returns a random number for the jitter. Tests replace both functions.
         """
-        self._model = model
+        super().__init__(model)
         self._breaker = breaker
         self._retry = retry
         self._timeout_s = timeout_s
         self._defaults = defaults or {}
         self._wait = wait
         self._draw = draw
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def supported_settings(self) -> frozenset[str]:
-        return supported_by(self._model)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return read_by(self._model)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt; see `Model.respond`.
@@ -112,26 +119,14 @@ class CallObserver(Protocol):
     def __call__(self, model: str, seconds: float, usage: Usage | None, error: BaseException | None) -> None: ...
 
 
-class ObservedModel:
+class ObservedModel(_Wrapper):
     """A model, called `name`, whose calls `observe` is shown."""
 
     def __init__(self, model: Model, name: str, clock: Clock, observe: CallObserver) -> None:
-        self._model = model
+        super().__init__(model)
         self._name = name
         self._clock = clock
         self._observe = observe
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def supported_settings(self) -> frozenset[str]:
-        return supported_by(self._model)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return read_by(self._model)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt; see `Model.respond`."""
@@ -170,24 +165,12 @@ class FallbackRequest:
 ModelFallback: TypeAlias = FallbackStrategy[FallbackRequest, ModelReply]
 
 
-class ResilientModel:
+class ResilientModel(_Wrapper):
     """A model with a fallback strategy."""
 
     def __init__(self, model: Model, strategy: ModelFallback) -> None:
-        self._model = model
+        super().__init__(model)
         self._strategy = _CheckedStrategy(strategy)
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def supported_settings(self) -> frozenset[str]:
-        return supported_by(self._model)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return read_by(self._model)
 
     def respond(self, request: ModelRequest, call: ModelCall) -> ModelReply:
         """Reply to one prompt. If the model fails, return the strategy's reply, with `ModelReply.fallback` set to true.
