@@ -8,33 +8,25 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.embedders.protocol import Embedder, EmbedderWrapper, Vector
 from perdure.models.protocol import ModelCall
 
 MAX_FLOATS = 2_000_000
 """Maximum four-byte floats in the cache: 5,208 vectors of 384 dimensions."""
 
 
-class CachedEmbedder:
+class CachedEmbedder(EmbedderWrapper):
     """An embedder with an LRU cache. Threads may share it.
 
     Vectors are rounded to four-byte floats, as in PostgreSQL, so that cached and new vectors are equal.
     """
 
     def __init__(self, embedder: Embedder, max_floats: int = MAX_FLOATS) -> None:
-        self._embedder = embedder
+        super().__init__(embedder)
         self._max_floats = max_floats
         self._lock = threading.Lock()
         self._cached: OrderedDict[bytes, array[float]] = OrderedDict()
         self._floats = 0
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def dimensions(self) -> int | None:
-        return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector for each text. Only texts that are not cached are embedded; see `Embedder.embed`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from perdure.clock import Clock
 from perdure.models.embedders.hashing import HashEmbedder
-from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.embedders.protocol import Embedder, EmbedderWrapper, Vector
 from perdure.models.embedders.resolve import Guard
 from perdure.models.embedders.static import StaticEmbedder
 from perdure.models.protocol import ModelCall
@@ -21,22 +21,14 @@ from perdure.resilience.retry import retrying
 from perdure.settings import Settings
 
 
-class GuardedEmbedder:
+class GuardedEmbedder(EmbedderWrapper):
     """An embedder behind a circuit breaker. Calls are retried after transient failures."""
 
     def __init__(self, embedder: Embedder, breaker: Breaker, settings: Settings, clock: Clock) -> None:
-        self._embedder = embedder
+        super().__init__(embedder)
         self._breaker = breaker
         self._settings = settings
         self._clock = clock
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def dimensions(self) -> int | None:
-        return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector for each text; see `Embedder.embed`.

@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.errors import Abandoned, PerdureError
-from perdure.models.embedders.protocol import Embedder, Vector
+from perdure.models.embedders.protocol import Embedder, EmbedderWrapper, Vector
 from perdure.models.protocol import ModelCall
 
 
-class MemoizedEmbedder:
+class MemoizedEmbedder(EmbedderWrapper):
     """Caches the vectors and the failures of `embedder`. The cache has no size limit, so create one object per turn."""
 
     def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
+        super().__init__(embedder)
         self._results: dict[tuple[str, ...], list[Vector] | PerdureError] = {}
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def dimensions(self) -> int | None:
-        return self._embedder.dimensions
 
     def embed(self, texts: Sequence[str], call: ModelCall | None = None) -> list[Vector]:
         """One vector per text. If an earlier call with the same texts failed, raises that call's error again."""

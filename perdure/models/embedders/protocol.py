@@ -49,6 +49,21 @@ class Embedder(Protocol):
         ...
 
 
+class EmbedderWrapper:
+    """Has the name and the dimensions of an embedder."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    @property
+    def name(self) -> str:
+        return self._embedder.name
+
+    @property
+    def dimensions(self) -> int | None:
+        return self._embedder.dimensions
+
+
 class LearnedDimensions:
     """The dimensions of an embedder, known from its first vector. Later vectors must have equal dimensions."""
 
