@@ -135,26 +135,22 @@ class ConsolidationCounts:
     def including(self, outcome: ConsolidationOutcome) -> ConsolidationCounts:
         match outcome:
             case Consolidated(merged):
-                return self._plus(1, 0, 0, merged)
+                return replace(
+                    self,
+                    processed=self.processed + 1,
+                    stored=self.stored + merged.stored,
+                    duplicates_merged=self.duplicates_merged + merged.duplicates_merged,
+                    superseded=self.superseded + merged.superseded,
+                )
             case Skipped():
-                return self._plus(1, 1, 0, MergeCounts())
+                return replace(self, processed=self.processed + 1, skipped=self.skipped + 1)
             case ConsolidationFailed():
-                return self._plus(1, 0, 1, MergeCounts())
+                return replace(self, processed=self.processed + 1, failed=self.failed + 1)
             case ConsolidationNotDue():
                 return self
 
     def as_result(self) -> dict[str, int]:
         return asdict(self)
-
-    def _plus(self, processed: int, skipped: int, failed: int, merged: MergeCounts) -> ConsolidationCounts:
-        return ConsolidationCounts(
-            self.processed + processed,
-            self.skipped + skipped,
-            self.failed + failed,
-            self.stored + merged.stored,
-            self.duplicates_merged + merged.duplicates_merged,
-            self.superseded + merged.superseded,
-        )
 
 
 @dataclass(frozen=True, slots=True)
