@@ -96,39 +96,45 @@ def database() -> Iterator[Database]:
 @contextmanager
 def runtime() -> Iterator[Runtime]:
     """The runtime, for commands that accept messages, cancel turns or call models. The broker may be unavailable."""
-    from perdure.assembly import assemble, database_address
-    from perdure.settings import Settings
+    from perdure.assembly import assemble
 
-    settings = Settings.load()
-    logs.configure(logging.WARNING)
-    database_url = database_address(settings)
-    waker = _waker(settings)
-    with prints_on_stderr():
-        made = assemble(settings, database_url, waker, _redis_url(settings))
-    try:
-        with audited.recorded(made.database):
-            yield made
-    finally:
-        made.close()
-        waker.close()
+    with _waking() as (settings, database_url, waker):
+        with prints_on_stderr():
+            made = assemble(settings, database_url, waker, _redis_url(settings))
+        try:
+            with audited.recorded(made.database):
+                yield made
+        finally:
+            made.close()
 
 
 @contextmanager
 def accepting_runtime() -> Iterator[AcceptingRuntime]:
     """The parts of a runtime for accepting messages, without models, embedder and breakers."""
-    from perdure.assembly import assemble_accepting, database_address
+    from perdure.assembly import assemble_accepting
+
+    with _waking() as (settings, database_url, waker):
+        with prints_on_stderr():
+            made = assemble_accepting(settings, database_url, waker)
+        try:
+            yield made
+        finally:
+            made.database.close()
+
+
+@contextmanager
+def _waking() -> Iterator[tuple[Settings, str, CeleryWaker | _UnavailableBroker]]:
+    """The settings, the address of the database, and what publishes wake-ups."""
+    from perdure.assembly import database_address
     from perdure.settings import Settings
 
     settings = Settings.load()
     logs.configure(logging.WARNING)
     database_url = database_address(settings)
     waker = _waker(settings)
-    with prints_on_stderr():
-        made = assemble_accepting(settings, database_url, waker)
     try:
-        yield made
+        yield settings, database_url, waker
     finally:
-        made.database.close()
         waker.close()
 
 
