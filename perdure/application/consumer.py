@@ -12,7 +12,7 @@ from typing import Any
 from kombu.transport import redis, virtual
 
 from perdure.network.queues import QUEUES
-from perdure.workers.consumer import malformed
+from perdure.workers.consumer import malformed, tally
 from perdure.workers.consumer.consumer import Consumer
 
 
@@ -50,7 +50,7 @@ class InstalledConsumer(Consumer):
         The broker's keys are not checked, since they belong to the application.
         """
         super(Consumer, self).register_with_event_loop(hub)
-        hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
+        hub.call_repeatedly(tally.REPORT_S, self._dropped.report)
 
     def update_strategies(self) -> None:
         """Build the strategies of all tasks, including Celery's built-in tasks."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,13 +24,11 @@ from celery import Celery
 
 from perdure.errors import loggable
 from perdure.redis import remedy
+from perdure.workers.consumer.tally import Tally
 
 log = logging.getLogger(__name__)
 
 CHECK_S = 10.0
-
-_REPORT_S = 60.0
-"""Seconds between two log lines about one key that another program uses."""
 
 # KEYS: the key, its new name. ARGV: the expected type.
 # The only key that may be a string is kombu's mutex. A mutex without expiry is broken, too: while it exists, kombu
@@ -49,7 +48,7 @@ class BrokenKeys:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._report_at: dict[str, float] = {}
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.taken: frozenset[str] = frozenset()
         """The queues with a key that is not a list, because another program uses the key."""
 
@@ -94,11 +93,10 @@ class BrokenKeys:
                 "queue %s: no other program uses its keys at the broker any more; the queue is consumed again", queue
             )
         self.taken = taken
-        now = time.monotonic()
         for key, kind in wrong.items():
-            if now < self._report_at.get(key, 0.0):
+            if not self._tallies[key].add():
                 continue
-            self._report_at[key] = now + _REPORT_S
+            self._tallies[key].take()
             log.error(
                 "the key %r at the broker holds a %s where perdure's queue %s needs a list: another program uses this "
                 "key. The queue is not consumed. Give perdure a Redis database of its own, or remove the key",

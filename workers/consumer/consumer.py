@@ -21,7 +21,7 @@ from kombu.transport import redis, virtual
 
 from perdure.errors import loggable
 from perdure.workers.celery_application import restored_level
-from perdure.workers.consumer import broken_keys, malformed
+from perdure.workers.consumer import broken_keys, malformed, tally
 from perdure.workers.consumer.room import Rooms
 from perdure.workers.consumer.unknown_tasks import UnknownTasks
 from perdure.workers.redis_client import share_client
@@ -197,7 +197,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery carries no ty
     def register_with_event_loop(self, hub: Any) -> None:
         """Make the event loop check the broker's keys and log the counts of dropped items, at intervals."""
         super().register_with_event_loop(hub)
-        hub.call_repeatedly(malformed.REPORT_S, self._dropped.report)
+        hub.call_repeatedly(tally.REPORT_S, self._dropped.report)
         channel = self.task_consumer.channel
         if isinstance(channel, redis.Channel):
             hub.call_repeatedly(broken_keys.CHECK_S, self._check_keys, channel)

@@ -11,23 +11,21 @@ not a task.
 from __future__ import annotations
 
 import logging
-import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
+from perdure.workers.consumer.tally import Tally
+
 log = logging.getLogger(__name__)
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """The errors that Celery raises if a message's headers or body are not those of a task. Excludes connection errors."""
-
-REPORT_S = 60.0
-"""Seconds between two log lines about dropped items of the same kind (queue and reason)."""
 
 _MOST_KINDS = 1_000
 
@@ -35,42 +33,32 @@ Drop = Callable[[str, str], None]
 """A function that records a dropped item, given the item's queue and the reason."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The items dropped since the last log line, and the monotonic time until which later items are only counted."""
-
-    count: int = 0
-    counted_until: float = 0.0
-
-
 class Dropped:
     """Logs dropped items: the first of each kind (queue and reason) at once, later items as a count.
 
-    Call `report` every `REPORT_S` seconds, and when the consumer closes.
+    Call `report` every `tally.REPORT_S` seconds, and when the consumer closes.
     """
 
     def __init__(self) -> None:
-        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
 
     def note(self, queue: str, reason: str) -> None:
         """Record a dropped item of `queue`. `reason` must not contain text of the item."""
         if len(self._tallies) >= _MOST_KINDS:
             self.report()
             self._tallies.clear()
-        tally = self._tallies.setdefault((queue, reason), _Tally())
-        tally.count += 1
-        if time.monotonic() >= tally.counted_until:
-            self._write(queue, reason, tally)
+        tally = self._tallies[queue, reason]
+        if tally.add():
+            self._write(queue, reason, tally.take())
 
     def report(self) -> None:
         for (queue, reason), tally in self._tallies.items():
             if tally.count:
-                self._write(queue, reason, tally)
+                self._write(queue, reason, tally.take())
 
     @staticmethod
-    def _write(queue: str, reason: str, tally: _Tally) -> None:
-        log.error("queue %s: dropped %d items that no worker can read: %s", queue, tally.count, reason)
-        tally.count, tally.counted_until = 0, time.monotonic() + REPORT_S
+    def _write(queue: str, reason: str, count: int) -> None:
+        log.error("queue %s: dropped %d items that no worker can read: %s", queue, count, reason)
 
 
 def screen(transport: Any, channel: Any, drop: Drop) -> None:

@@ -16,30 +16,18 @@ the worker's memory nor stops the worker's other queues. The broker redelivers t
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from typing import Any, Protocol
 
 from perdure.errors import loggable
 from perdure.workers.consumer.room import Tap
+from perdure.workers.consumer.tally import Tally
 
 log = logging.getLogger(__name__)
 
 DELAY_S = 1.0
 HELD = 100
 """The number of held messages of one queue at which the worker stops consuming the queue."""
-
-_REPORT_S = 60.0
-"""Seconds between two log lines about one queue."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The messages held since the last log line, and the monotonic time until which later ones are only counted."""
-
-    count: int = 0
-    report_at: float = 0.0
 
 
 class Holder(Tap, Protocol):
@@ -57,7 +45,7 @@ class UnknownTasks:
         self._held: dict[int, tuple[Any, Any, str]] = {}
         self._of: Counter[str] = Counter()
         self._full: set[str] = set()
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
 
     def is_full(self, queue: str) -> bool:
         return queue in self._full
@@ -107,13 +95,11 @@ class UnknownTasks:
             self._consumer.cancel(queue)
 
     def _report(self, queue: str, what: str) -> None:
-        tally = self._tallies.setdefault(queue, _Tally())
-        tally.count += 1
-        if (now := time.monotonic()) < tally.report_at:
+        tally = self._tallies[queue]
+        if not tally.add():
             return
         log.warning(
             "queue %s: perdure has no task for %d messages, the last one %s; they are returned to the queue. "
             "Another application uses the queue, or a publisher misspells a name",
-            queue, tally.count, what,
+            queue, tally.take(), what,
         )  # fmt: skip
-        tally.count, tally.report_at = 0, now + _REPORT_S
