@@ -67,13 +67,13 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows: as a table on a terminal, elsewhere as tab-separated lines without headings.
+def write_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print the members `columns` of each row.
 
-    A table breaks lines between words only, so that ids can be copied. If the terminal is too narrow for that, each row
-    is printed as a block of fields.
+    On a terminal, prints a table; elsewhere, tab-separated lines without headings. A table breaks lines between words
+    only, so that ids can be copied. If the terminal is too narrow for that, each row is printed as a block of fields.
     """
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
         return

@@ -139,7 +139,8 @@ def test_no_table_breaks_a_word(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     error = "the model's server did not answer within its time limit and was asked again"
     rows = [(str(uuid4()), str(uuid4()), "failed", error, "2026-05-02T09:30:00+00:00", None) for _ in range(3)]
-    write_table(("turn_id", "session_id", "status", "error", "accepted_at", "tenant"), rows)
+    columns = ("turn_id", "session_id", "status", "error", "accepted_at", "tenant")
+    write_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
     shown = Text.from_ansi(capsys.readouterr().out).plain
     words = shown.split()
     for *ids, status, text, at, _ in rows:

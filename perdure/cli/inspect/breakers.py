@@ -30,7 +30,7 @@ def list_(*, as_json: AsJson = False) -> None:
     if as_json:
         write_json({"breakers": found})
         return
-    write_table(_COLUMNS, [[_shown(column, each[column]) for column in _COLUMNS] for each in found])
+    write_table(_COLUMNS, map(_shown, found))
 
 
 @commands.command()
@@ -51,7 +51,7 @@ def reset(
     if as_json:
         write_json(closed)
     else:
-        write_fields({column: _shown(column, closed[column]) for column in _COLUMNS})
+        write_fields({column: _shown(closed)[column] for column in _COLUMNS})
 
 
 @contextmanager
@@ -67,8 +67,10 @@ def _breakers() -> Iterator[Switchboard]:
         yield runtime.breakers or Breakers(runtime.settings.breaker, runtime.clock)
 
 
-def _shown(column: str, value: Any) -> Any:
-    """A value to print; a time in milliseconds since the epoch becomes ISO 8601."""
-    if column not in _MOMENTS or value is None:
-        return value
-    return datetime.fromtimestamp(value / 1_000, UTC).isoformat(timespec="seconds")
+def _shown(breaker: dict[str, Any]) -> dict[str, Any]:
+    """A breaker to print: its times, which are milliseconds since the epoch, become ISO 8601."""
+    return {**breaker, **{name: _iso(breaker[name]) for name in _MOMENTS if breaker[name] is not None}}
+
+
+def _iso(milliseconds: float) -> str:
+    return datetime.fromtimestamp(milliseconds / 1_000, UTC).isoformat(timespec="seconds")

@@ -126,7 +126,7 @@ def list_(
     if as_json:
         write_json(found)
     else:
-        write_table(_COLUMNS, [[each[column] for column in _COLUMNS] for each in found])
+        write_table(_COLUMNS, found)
 
 
 @commands.command()
@@ -146,7 +146,7 @@ def show(case_id: CaseId, *, as_json: AsJson = False) -> None:
     review = found.pop("review") or {}
     write_fields({**found, **{f"review: {name}": value for name, value in review.items()}})
     columns = ("at", "event", "reason", "run_id")
-    write_table(columns, [[each[column] for column in columns] for each in history])
+    write_table(columns, history)
 
 
 @commands.command()
@@ -182,7 +182,7 @@ def search(
         write_json({"results": found})
     else:
         shown = [{**each, "similarity": f"{each['similarity']:.4f}"} for each in found]
-        write_table(_FOUND, [[each[column] for column in _FOUND] for each in shown])
+        write_table(_FOUND, shown)
 
 
 @commands.command("prune")
@@ -230,7 +230,7 @@ def list_runs(
     if as_json:
         write_json(found)
     else:
-        write_table(_RUNS, [[each[column] for column in _RUNS] for each in found])
+        write_table(_RUNS, found)
 
 
 @of_runs.command("show")
@@ -412,7 +412,8 @@ def _write_result(result: dict[str, Any]) -> None:
     ]
     rows += [["archived", case_id, None, None] for case_id in details["archived"]]
     rows += [["spared", each["case_id"], each["rule"], each["reason"]] for each in details["spared"]]
-    write_table(("what", "case_id", "rule", "why"), rows)
+    columns = ("what", "case_id", "rule", "why")
+    write_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
 
 
 def _read_plan(database: Database, run_id: UUID, action: Action | None) -> Iterator[dict[str, Any]]:

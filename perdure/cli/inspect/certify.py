@@ -55,7 +55,8 @@ def certify(
 
 def _write(found: Certificate) -> None:
     if found.tools:
-        write_table(_COLUMNS, [[*_row(found, each.agent, each.tool)] for each in found.tools])
+        rows = [_row(found, each.agent, each.tool) for each in found.tools]
+        write_table(_COLUMNS, [dict(zip(_COLUMNS, row, strict=True)) for row in rows])
     for report in found.tools:
         for note in report.notes:
             write_text(f"{report.tool} of {report.agent}: {note.removesuffix('.')}.")

@@ -39,7 +39,7 @@ def list_(
         write_json(found)
         return
     rows = [{**each, "target": json.dumps(each["target"], ensure_ascii=False)} for each in found]
-    write_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+    write_table(_COLUMNS, rows)
 
 
 @commands.command()

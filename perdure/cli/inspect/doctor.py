@@ -39,9 +39,7 @@ def doctor(
     if as_json:
         write_json({"findings": [asdict(each) for each in found]})
     elif found:
-        write_table(
-            ("where", "setting", "risk", "fix"), [[each.where, each.setting, each.risk, each.fix] for each in found]
-        )
+        write_table(("where", "setting", "risk", "fix"), [asdict(each) for each in found])
     else:
         write_text("No dangerous setting was found.")
     if failure is not None:

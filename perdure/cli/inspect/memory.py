@@ -74,7 +74,7 @@ def search(
     if as_json:
         write_json({"results": results})
     else:
-        write_table(_COLUMNS, [[_cell(each, column) for column in _COLUMNS] for each in results])
+        write_table(_COLUMNS, [{**each, "score": f"{each['score']:.3f}"} for each in results])
 
 
 @commands.command("list")
@@ -103,7 +103,7 @@ def list_(
     if as_json:
         write_json(found)
     else:
-        write_table(_LISTED, [[each[column] for column in _LISTED] for each in found])
+        write_table(_LISTED, found)
 
 
 @commands.command()
@@ -121,10 +121,10 @@ def show(
         return
     sources, uses = found.pop("sources"), found.pop("used_in")
     write_fields({**found, "message_ids": ", ".join(found["message_ids"])})
-    write_table(_OF_SOURCE, [[each[column] for column in _OF_SOURCE] for each in sources])
+    write_table(_OF_SOURCE, sources)
     if uses:
         write_text("\nIn the prompts of these turns (`perdure turns prompt` shows each):")
-        write_table(_OF_USE, [[each[column] for column in _OF_USE] for each in uses])
+        write_table(_OF_USE, uses)
 
 
 @commands.command()
@@ -337,8 +337,3 @@ def forget(
         write_fields({user_table.table: erased.rows[user_table.table] for user_table in reversed(USER_TABLES)})
     if not erased.everywhere:
         sys.stderr.write("Redis or the snapshots are unavailable; a worker erases the user there later.\n")
-
-
-def _cell(result: dict[str, Any], column: str) -> Any:
-    value = result[column]
-    return f"{value:.3f}" if column == "score" else value

@@ -55,7 +55,7 @@ def pause(
             if as_json:
                 write_json(found)
             else:
-                write_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in found])
+                write_table(_COLUMNS, found)
             return
         if not dry_run:
             pauses.pause(database, **parts)

@@ -57,12 +57,9 @@ def list_(
     if as_json:
         write_json(shown)
     elif runs:
-        write_table(
-            ("entry", "schedule", "run"),
-            [(each["entry"], each["schedule"], run) for each in shown for run in each["runs"]],
-        )
+        write_table(("entry", "schedule", "run"), [{**each, "run": run} for each in shown for run in each["runs"]])
     else:
-        write_table(_COLUMNS, [[each[column] for column in _COLUMNS] for each in shown])
+        write_table(_COLUMNS, shown)
 
 
 @commands.command("add")

@@ -59,7 +59,7 @@ def list_(
         write_json(found)
     else:
         shown = [_with_consolidation(session) for session in found]
-        write_table(columns, [[session[column] for column in columns] for session in shown])
+        write_table(columns, shown)
     if abandoned:
         sys.stderr.write(
             f"The consolidation of {abandoned} sessions was abandoned: `perdure sessions list --given-up` lists them, "
@@ -170,10 +170,10 @@ def _with_consolidation(session: dict[str, Any]) -> dict[str, Any]:
     return session | {"consolidation": consolidation["status"], "error": consolidation["error"]}
 
 
-def _line(message: dict[str, Any]) -> tuple[int, str, str]:
+def _line(message: dict[str, Any]) -> dict[str, Any]:
     calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
     role = "error" if "error" in message else message["role"]
-    return message["seq"], role, " ".join(filter(None, [message["content"], *calls]))
+    return {**message, "role": role, "content": " ".join(filter(None, [message["content"], *calls]))}
 
 
 def _summary(snapshot: dict[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _write(found: dict[str, Any]) -> None:
     ):
         if rows:
             write_text(f"\n{title}")
-            write_table(columns, [[row[column] for column in columns] for row in rows])
+            write_table(columns, rows)
     if (database := found["database"]) is not None:
         write_text("\nDatabase")
         write_fields(database)

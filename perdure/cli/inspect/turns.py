@@ -71,7 +71,7 @@ def list_(
         write_json(found)
         return
     rows = [{**turn, "error": turn["error"] and turn["error"]["code"]} for turn in found]
-    write_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+    write_table(_COLUMNS, rows)
 
 
 @commands.command()
@@ -402,7 +402,7 @@ def list_approvals(
         for call in found
     ]
     columns = (*_WAITING_COLUMNS, "tenant")
-    write_table(columns, [[row[column] for column in columns] for row in rows])
+    write_table(columns, rows)
 
 
 def _decide(turn_id: str, given: dict[str, Any], *, as_json: bool) -> None:

@@ -52,7 +52,7 @@ def usage(
     if as_json:
         write_json(rows)
     elif rows:
-        write_table([*rows[0]], [[*row.values()] for row in rows])
+        write_table([*rows[0]], rows)
     else:
         sys.stderr.write("No turn has used a model since then.\n")
 

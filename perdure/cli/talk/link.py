@@ -68,7 +68,7 @@ def _list(key: UserKey, *, as_json: bool) -> None:
     if as_json:
         write_json(rows)
     else:
-        write_table(("channel", "external_id", "created_at"), [list(row.values()) for row in rows])
+        write_table(("channel", "external_id", "created_at"), rows)
 
 
 def _remove(key: UserKey, user: str, named: str, *, as_json: bool) -> None:
