@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Request, Response
 
-from perdure.access.tenants import user_of
+from perdure.access.tenants import UserKey
 from perdure.channels.http import parameters
 from perdure.channels.http.auditing import audited
 from perdure.channels.http.auth import KeyKind
@@ -56,16 +56,16 @@ async def list_(
     conversation: those of messages from that channel that name neither a conversation nor a session. Only an admin key
     lists the sessions in which one agent answers another; `parent_turn_id` is the turn that asked.
     """
-    if user_id is None and caller.user is not None:
-        user_id = user_of(caller.user)
-    if user_id is None and caller.kind is not KeyKind.ADMIN:
+    of_all = user_id is None and caller.user is None
+    if of_all and caller.kind is not KeyKind.ADMIN:
         raise Forbidden(_NAME_ONE)
-    await gateway.reserve(request, None if user_id is None else users.key(user_id), limit * _SESSION_BYTES)
+    user = None if of_all else users.key(user_id)
+    await gateway.reserve(request, user, limit * _SESSION_BYTES)
     delegated = caller.kind is KeyKind.ADMIN
     scope = None
     if conversation is not None or channel is not None:
         scope = scope_of(gateway.runtime.settings.session.scope, channel or "", conversation)
-    given = (gateway.runtime, users, user_id, scope, limit)
+    given = (gateway.runtime, users, user, scope, limit)
     return await gateway.in_thread(partial(_list, *given, delegated=delegated))
 
 
@@ -144,11 +144,10 @@ async def messages(
 
 
 def _list(
-    runtime: Runtime, users: Users, user_id: str | None, scope: str | None, limit: int, *, delegated: bool
+    runtime: Runtime, users: Users, user: UserKey | None, scope: str | None, limit: int, *, delegated: bool
 ) -> list[Session]:
-    if user_id is not None:
-        key = users.key(user_id)
-        rows = list_sessions(runtime.database, key, limit, scope=scope, delegated=delegated)
+    if user is not None:
+        rows = list_sessions(runtime.database, user, limit, scope=scope, delegated=delegated)
     elif scope is not None:
         raise Forbidden("Name a user_id: a conversation belongs to one user.")
     elif users.all_users:

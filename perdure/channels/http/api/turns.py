@@ -12,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from perdure.access.tenants import user_key, user_of
+from perdure.access.tenants import user_key
 from perdure.channels.http import parameters
 from perdure.channels.http.auditing import audited, describe
 from perdure.channels.http.auth import KeyKind
@@ -267,8 +267,7 @@ async def list_approvals(
         user = None if user_id is None else user_key(caller.tenant, user_id)
         found, position = await waiting_for_user(gateway, caller, user=user, after=after, limit=limit)
     else:
-        named = user_of(caller.user) if user_id is None and caller.user is not None else user_id
-        user = None if named is None else users.key(named)
+        user = None if user_id is None and caller.user is None else users.key(user_id)
         whose = partial(list_waiting, gateway.runtime.database, user=user, tenant=users.tenant)
         found = await gateway.in_thread(partial(whose, all_tenants=users.all_users, after=after, limit=limit))
         position = found[-1].effect_id if len(found) == limit else None
