@@ -22,7 +22,7 @@ import pytest
 
 from perdure.access import tokens
 from perdure.channels.http import body, parameters
-from perdure.channels.services import quotations, slack, splitting, telegram_markup
+from perdure.channels.services import code_spans, downloading, quotations, slack, splitting, telegram_markup
 from perdure.channels.services.discord import channel as discord
 from perdure.channels.services.protocol import Quoted
 from perdure.cli import display
@@ -133,7 +133,11 @@ def suppressing(function: Callable[[str], object], *errors: type[Exception]) -> 
 
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "perdure.access.tokens.looks_like_token": tokens.looks_like_token,
+    "perdure.channels.services.code_spans.outside_code": lambda given: code_spans.outside_code(given, str.upper),
     "perdure.channels.services.discord.channel.render": discord.render,
+    "perdure.channels.services.downloading.is_at": suppressing(
+        lambda given: downloading.is_at(f"https://{given}", [".slack.com"]), ValueError
+    ),
     "perdure.channels.services.slack.render": slack.render,
     "perdure.channels.services.telegram_markup.render": telegram_markup.render,
     "perdure.channels.services.telegram_markup.visible": telegram_markup.visible,

@@ -16,19 +16,24 @@ _DEADLINE_S = 60.0
 _PIECE = 2**16
 
 
+def is_at(url: str, hosts: Collection[str]) -> bool:
+    """Whether the host of `url` is one of `hosts`, or ends with one that begins with a dot, such as `.slack.com`."""
+    host = urlsplit(url).hostname or ""
+    return any(host == each or (each.startswith(".") and host.endswith(each)) for each in hosts)
+
+
 def download(url: str, hosts: Collection[str], write: Callable[[bytes], None], headers: Mapping[str, str]) -> None:
     """Pass the body at `url` to `write`, piece by piece.
 
-    `hosts` are those of the service, and may be suffixes such as `.slack.com`. `headers` may have the channel's token,
+    `hosts` are those of the service; see `is_at`. `headers` may have the channel's token,
     so the request goes to no other host, and redirects are not followed.
 
     Raises:
         Undeliverable: the URL is not the service's, or the service refuses it.
         DeliveryFailed: the service cannot be reached, or is too slow; a retry may succeed.
     """
-    host = (urlsplit(url).hostname or "").lower()
-    if not any(host == each or (each.startswith(".") and host.endswith(each)) for each in hosts):
-        raise Undeliverable(f"the file is at {host[:100]!r}, which is not the service's", 400)
+    if not is_at(url, hosts):
+        raise Undeliverable(f"the file is at {(urlsplit(url).hostname or '')[:100]!r}, which is not the service's", 400)
     ends = time.monotonic() + _DEADLINE_S
     try:
         with httpx2.stream("GET", url, headers=dict(headers), timeout=_TIMEOUT_S, follow_redirects=False) as response:

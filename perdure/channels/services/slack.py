@@ -37,7 +37,8 @@ from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 from slack_sdk.webhook import WebhookClient
 
-from perdure.channels.services.downloading import download
+from perdure.channels.services.code_spans import outside_code
+from perdure.channels.services.downloading import download, is_at
 from perdure.channels.services.protocol import (
     FORWARDED,
     SOMEONE,
@@ -111,7 +112,6 @@ _WRITTEN = frozenset({None, "file_share", "thread_broadcast", "me_message"})
 
 _UNSIGNED = "The request is not signed by Slack, or its timestamp is too old."
 _MARKED = compiled(r"<([^<>|]+)(?:\|([^<>]*))?>")
-_CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _MARKUP = compiled(
     r"\*\*\*(?P<both>[^*\s](?:[^*\n]*[^*\s])?)\*\*\*|\*\*(?P<bold>[^*\s](?:[^*\n]*[^*\s])?)\*\*"
     r"|\*(?P<italic>[^*\s](?:[^*\n]*[^*\s])?)\*|~~(?P<struck>[^~\s](?:[^~\n]*[^~\s])?)~~"
@@ -392,8 +392,7 @@ class Slack:
 
     def _responded(self, url: str, message: dict[str, Any]) -> bool:
         """Answer a slash command; returns `False` if Slack no longer accepts the command's `response_url`."""
-        host = urlsplit(url).hostname or ""
-        if not any(host == each or (each.startswith(".") and host.endswith(each)) for each in self._hosts):
+        if not is_at(url, self._hosts):
             return False
         response = _call(lambda: WebhookClient(url, TIMEOUT_S, retry_handlers=[]).send_dict(message))
         return bool(response.status_code == HTTPStatus.OK)
@@ -499,13 +498,7 @@ class _Seconds(SignatureClock):
 
 def render(text: str) -> str:
     """Convert Markdown to Slack's mrkdwn. Inside code, only escape `&`, `<` and `>`."""
-    escaped = _escape(text)
-    pieces: list[str] = []
-    end = 0
-    for code in _CODE.finditer(escaped):
-        pieces += [_converted(escaped[end : code.start()]), escaped[code.start() : code.end()]]
-        end = code.end()
-    return "".join([*pieces, _converted(escaped[end:])])
+    return outside_code(_escape(text), _converted)
 
 
 def _escape(text: str) -> str:

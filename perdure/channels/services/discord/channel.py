@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hikari.api import CacheComponents, RESTClient
 from hikari.impl import CacheSettings
 
+from perdure.channels.services.code_spans import outside_code
 from perdure.channels.services.discord.history import HISTORY_S, read_history
 from perdure.channels.services.discord.rest import HTTP, Rest
 from perdure.channels.services.downloading import download
@@ -108,7 +109,6 @@ _LOOK_S = 0.25
 _MOST_RECIPIENTS = 10_000
 _BUTTONS_A_ROW = 5
 _MARKUP = compiled(r"[\\*_~`|<>\[\]#@:-]")
-_CODE = compiled("(?s)```.*?```|`[^`\n]*`")
 _TEXT = compiled(r"<(?:@|#|:|/|a:|t:|id:)|https?://[^\s<]+|[A-Za-z0-9_*]+")
 """What `_plain` changes or must keep: a mention, a URL, and a word in which asterisks and underscores may be text."""
 
@@ -460,12 +460,7 @@ def render(text: str) -> str:
 
     Asterisks of a power (`2**3`) and underscores of a name (`__init__`), which Discord drops, are escaped, too.
     """
-    pieces: list[str] = []
-    end = 0
-    for code in _CODE.finditer(text):
-        pieces += [_plain(text[end : code.start()]), text[code.start() : code.end()]]
-        end = code.end()
-    return "".join([*pieces, _plain(text[end:])])
+    return outside_code(text, _plain)
 
 
 def _without_markup(text: str) -> str:
