@@ -204,8 +204,32 @@ The function may also return True for `user`, and False for `staff`.
 """
 
 
+class Approvable:
+    """What the tools share whose calls a person may have to approve."""
+
+    __slots__ = ()
+
+    name: str
+    requires_approval: Approval
+    approver: Approver
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call needs approval; True if `requires_approval` is a function that raises."""
+        if not callable(self.requires_approval):
+            return self.requires_approval
+        try:
+            with around.surrounded(f"the requires_approval of {self.name}"):
+                return bool(self.requires_approval(around.copied(arguments)))
+        except untrusted.OF_AUTHORS:
+            log.exception("the requires_approval of tool %s failed, so the call needs approval", self.name)
+            return True
+
+    def approver_of(self, arguments: Mapping[str, Any]) -> str:
+        return who_approves(self.name, self.approver, arguments)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Tool(Generic[P, R]):
+class Tool(Approvable, Generic[P, R]):
     """A function that a model may call, `def` or `async def`. Make one with `@tool`.
 
     `parameters` is a JSON schema of type object. `timeout_s`, in seconds, overrides `PERDURE_TURN__TOOL_TIMEOUT_S`.
@@ -271,12 +295,6 @@ class Tool(Generic[P, R]):
             ValueError: see `load_arguments`.
         """
         return self._keys.from_wire(load_arguments(arguments, self.parameters))
-
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        return must_be_approved(self.name, self.requires_approval, arguments)
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:
-        return who_approves(self.name, self.approver, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Run the function with arguments from `parse`, and render its result for the model.
@@ -434,18 +452,6 @@ def load_arguments(arguments: str, parameters: Mapping[str, Any]) -> dict[str, A
 
 _PARAMETERS = "properties", "required", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"
 """The members of a JSON schema that describe parameters."""
-
-
-def must_be_approved(tool: str, declared: Approval, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` needs approval according to `declared`; True if `declared` is a function that raises."""
-    if not callable(declared):
-        return declared
-    try:
-        with around.surrounded(f"the requires_approval of {tool}"):
-            return bool(declared(around.copied(arguments)))
-    except untrusted.OF_AUTHORS:
-        log.exception("the requires_approval of tool %s failed, so the call needs approval", tool)
-        return True
 
 
 def who_approves(tool: str, declared: Approver, arguments: Mapping[str, Any]) -> str:

@@ -74,7 +74,6 @@ MAY_IMPORT_RE = {"perdure.database.engine": "the names of parameters in this rep
 
 NOT_OVER_FOREIGN_TEXT = {
     "perdure.tools.registry.tool": "takes the docstring of an author's function, through `docstring.describe`",
-    "perdure.tools.registry.must_be_approved": "passes arguments to the author's function",
     "perdure.tools.registry.who_approves": "passes arguments to the author's function",
     "perdure.text.declarations.require": "takes an author's declaration",
     "perdure.tools.registry.require_name": "takes an author's declaration",

@@ -15,18 +15,17 @@ from perdure.text import declarations, untrusted
 from perdure.tools.registry import (
     MAX_RESULT_CHARS,
     USER,
+    Approvable,
     Approval,
     Approver,
     Effect,
     Tool,
     ToolContext,
     load_arguments,
-    must_be_approved,
     refusal_of,
     require_approval,
     require_name,
     tool,
-    who_approves,
 )
 
 Parameters = Mapping[str, Any] | Callable[..., Any]
@@ -34,7 +33,7 @@ Parameters = Mapping[str, Any] | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeclaredTool:
+class DeclaredTool(Approvable):
     """A tool with a schema and without a function to call; see `sources.RunnableTool`."""
 
     breaker: ClassVar[None] = None
@@ -72,12 +71,6 @@ class DeclaredTool:
         given = self._load(arguments)
         self._check(given)
         return given
-
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        return must_be_approved(self.name, self.requires_approval, arguments)
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:
-        return who_approves(self.name, self.approver, arguments)
 
     def _load(self, arguments: str) -> dict[str, Any]:
         try:

@@ -25,14 +25,13 @@ from perdure.tools.mcp.faults import MalformedAnswer, NoAnswer, NotConnected
 from perdure.tools.mcp.results import render
 from perdure.tools.mcp.server import McpServer
 from perdure.tools.registry import (
+    Approvable,
     Approval,
     Approver,
     Effect,
     Probe,
     ToolContext,
     load_arguments,
-    must_be_approved,
-    who_approves,
 )
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ _MAX_SCHEMA = 32_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RemoteTool:
+class RemoteTool(Approvable):
     """A tool of an MCP server; see `sources.RunnableTool`.
 
     `parameters` is the server's schema, with keys that providers accept. `breaker` is None, because `ServerConnection`
@@ -88,12 +87,6 @@ class RemoteTool:
             return self._keys.from_wire(load_arguments(arguments, self.parameters))
         except (ValueError, OverflowError) as error:
             raise ToolError(f"The arguments of {self.name} were refused: {untrusted.storable(str(error))}.") from None
-
-    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
-        return must_be_approved(self.name, self.requires_approval, arguments)
-
-    def approver_of(self, arguments: Mapping[str, Any]) -> str:
-        return who_approves(self.name, self.approver, arguments)
 
     def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Call the tool on the server, and render its answer.
