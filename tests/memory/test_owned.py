@@ -427,6 +427,28 @@ def test_a_conversation_is_left_out_of_memory(harness: Harness) -> None:
     assert not [each for each in _found(harness, "cave castle") if "cave" in each or "castle" in each]
 
 
+def test_a_memory_quotes_no_conversation_that_is_left_out(harness: Harness, settings: Settings) -> None:
+    """A memory that was extracted before stays. The message that it came from is told to no other conversation."""
+    sent = harness.ask("I live in Lyon, and my safe opens with Tulip.", user_id="ana", conversation="private")
+    harness.sql("UPDATE sessions SET routable = false, ended_at = perdure_now(), end_requested_at = perdure_now()")
+    archive = Archive(harness, Keeper(harness.database, harness.clock, settings.turn))
+    archive.limit(min_turns=0)
+    model = Scripted(answer(memory("The user lives in Lyon.", sources=[1])))
+    archive.consolidator(model).consolidate(UUID(sent["session_id"]))
+
+    def prompt(conversation: str) -> str:
+        harness.ask("Where in Lyon do I live?", user_id="ana", conversation=conversation)
+        return str(harness.model.requests[-1].messages)
+
+    before = prompt("before")
+    assert "The user lives in Lyon." in before
+    assert "Tulip" in before
+    change_conversation(harness.database, harness.waker, ANA, "private", title=None, archived=None, remember=False)
+    after = prompt("after")
+    assert "The user lives in Lyon." in after
+    assert "Tulip" not in after
+
+
 @pytest.mark.parametrize(
     ("metadata", "default", "zone"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.database.engine import Statement
+from perdure.database.failures import REMEMBERED
 
 # All sessions in the fork tree of a session, including the session itself.
 _FAMILY = """
@@ -78,10 +79,11 @@ PAST = f"""
 READ_PAST = Statement("context.past", f"SELECT {PAST} AS past", writes=False)
 
 # The source messages of recalled memories, and the relations of their entities up to depth 2. For each entity, only the
-# newest `fan_out` relations are followed.
+# newest `fan_out` relations are followed. A message that is left out of memory is no source: the memories that were
+# extracted before stay, and may be recalled in other conversations.
 AROUND = Statement(
     "context.around",
-    """
+    f"""
     WITH RECURSIVE walk (entity_id, depth) AS (
         SELECT * FROM (
             SELECT DISTINCT entity_id, 0 FROM entity_mentions AS e JOIN memories AS m USING (memory_id)
@@ -118,9 +120,9 @@ AROUND = Statement(
                row_number() OVER (ORDER BY m.created_at DESC, m.seq DESC) AS number
         FROM memory_sources AS s JOIN messages AS m USING (session_id, seq)
         JOIN sessions ON sessions.session_id = s.session_id AND sessions.user_id = %(user_id)s
-        WHERE s.memory_id = wanted.memory_id
+        WHERE s.memory_id = wanted.memory_id AND {REMEMBERED}
         ORDER BY number LIMIT %(sources)s) AS said
     ORDER BY section, position, at DESC
-    """,
+    """,  # noqa: S608 (constants)
     writes=False,
 )
