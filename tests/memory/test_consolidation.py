@@ -564,6 +564,19 @@ def test_recalled_text_is_not_learnt_again(archive: Archive) -> None:
     assert "recalled_memory" not in shown
 
 
+def test_a_prompt_lists_no_memories_of_other_users(archive: Archive) -> None:
+    """The model is told which memories of the session's user are known, also if another user's are nearer."""
+    archive.ended(LYON)
+    archive.ended("I have a cat in Lyon.", user_id="ben")
+    archive.consolidator(Echo()).batch()
+    session_id = archive.ended("I live in Lyon with my cat.", user_id="ben")
+    archive.harness.script(answer())
+    archive.consolidator().consolidate(session_id)
+    told = str(archive.harness.model.requests[-1].messages)
+    assert "I have a cat in Lyon." in told
+    assert LYON not in told
+
+
 def test_what_a_schedule_sends_is_not_learnt(archive: Archive) -> None:
     """A schedule repeats what was said when it was made, or what an agent wrote: that ends no later statement.
 
