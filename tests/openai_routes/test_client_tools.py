@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import openai
 import pytest
@@ -21,11 +22,16 @@ from perdure.access.tenants import UserKey
 from perdure.agents import Agents
 from perdure.channels.http.app import create_app
 from perdure.clock import MovedClock
+from perdure.database.engine import Executor
 from perdure.models.protocol import ModelReply
 from perdure.models.settings import NAMES
 from perdure.runtime import Runtime
+from perdure.sessions.conversations import change_conversation
 from perdure.sessions.ending import read_conversation
 from perdure.settings import OnBusy
+from perdure.turns.additions import Additions
+from perdure.turns.calls import client
+from perdure.turns.calls.client import read_additions
 from perdure.turns.calls.hastening import GRACE_S
 from perdure.turns.inbox.accept import accept
 from perdure.turns.inbox.incoming import Incoming
@@ -520,6 +526,26 @@ def test_a_later_request_may_forget_a_turn(sdk: openai.OpenAI, model: Scripted, 
     assert _count(running, "message_words") == 1
     _create(sdk, [ASK, *_answered(first, "wet")], store=False)
     assert (_count(running, "message_words"), _count(running, "unembedded")) == (0, 0)
+
+
+def test_results_bring_back_no_turn_whose_conversation_is_left_out_meanwhile(
+    sdk: openai.OpenAI, model: Scripted, running: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request with the results has read the turn's additions. Nothing of the turn is remembered all the same."""
+
+    def read(executor: Executor, turn_id: UUID) -> Additions:
+        found = read_additions(executor, turn_id)
+        wake, user = running.wake, UserKey("local")
+        change_conversation(running.database, wake, user, "private", title=None, archived=None, remember=False)
+        return found
+
+    model.lines = [calls(PARIS), says("Take one.")]
+    first = _create(sdk, [ASK], prompt_cache_key="private")
+    monkeypatch.setattr(client, "read_additions", read)
+    _create(sdk, [ASK, *_answered(first, "wet")], prompt_cache_key="private")
+    assert (_count(running, "message_words"), _count(running, "unembedded")) == (0, 0)
+    [session_id] = [each.session_id for each in _rows(running, "SELECT session_id FROM sessions")]
+    assert read_conversation(running.database, session_id, 20) == []
 
 
 def test_an_answer_may_forget_a_turn(sdk: openai.OpenAI, model: Scripted, running: Runtime) -> None:

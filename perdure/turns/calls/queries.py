@@ -599,11 +599,15 @@ HASTEN = Statement(
     """,
 )
 
-# Replaces what a turn's client adds to the agent, by the additions of the request that brings results.
+# Replaces what a turn's client adds to the agent, by the additions of the request that brings results. A turn of which
+# nothing may be remembered stays so, also if its conversation was left out after the request had read the additions.
 SET_ADDITIONS = Statement(
     "turns.set_additions",
     f"""
-    UPDATE turns SET additions = %(additions)s::jsonb
+    UPDATE turns
+    SET additions = CASE WHEN additions -> 'remember' = 'false'
+                         THEN coalesce(%(additions)s::jsonb, '{{}}') || '{{"remember": false}}'
+                         ELSE %(additions)s::jsonb END
     WHERE turn_id = %(turn_id)s AND {keyed("settled_at IS NULL")}
     """,
 )
