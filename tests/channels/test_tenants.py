@@ -371,6 +371,20 @@ def test_a_message_cannot_enter_another_tenants_session(tenants: Tenants) -> Non
     assert tenants.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
 
 
+def test_a_message_cannot_have_another_tenants_file(tenants: Tenants) -> None:
+    """A file that was sent without a user is its tenant's, whose users may all use it. A user's file is the user's."""
+    ana = tenants.anas["acme"]
+    unowned = tenants.ask(SERVICES["acme"], "POST", "/v1/files", content=ana.secret.encode()).json()["file_id"]
+    for file_id in (unowned, ana.file_id):
+        message = {"user_id": "ana", "parts": [{"type": "file", "file_id": file_id}]}
+        for key in tenants.others(ana):
+            assert tenants.ask(key, "POST", "/v1/messages", json=message).status_code == NOT_THERE
+        assert tenants.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == 202
+    for file_id, status in ((unowned, 202), (ana.file_id, NOT_THERE)):
+        message = {"user_id": "bob", "parts": [{"type": "file", "file_id": file_id}]}
+        assert tenants.ask(SERVICES["acme"], "POST", "/v1/messages", json=message).status_code == status
+
+
 def test_only_admin_keys_list_the_sessions_in_which_agents_answer_each_other(tenants: Tenants) -> None:
     """A user's list from a service key lacks them; the tenant's administrator and the operator see them."""
     session_id = tenants.anas["acme"].session_id
