@@ -151,28 +151,51 @@ def test_the_address_is_that_of_the_conversation(
     assert address() == addresses[1]
 
 
+DEEP = "".join("  " * depth + f"- {depth}\n" for depth in range(40))
 SHOWN = {
     "Run this:\n```ls -la /etc```\nthen look": "<p>Run this:<br><code>ls -la /etc</code><br>then look</p>",
     "```sh\nls\n```\nDone": "<pre><code>ls</code></pre><p>Done</p>",
     "```\nopen\n`x`": "<pre><code>open\n`x`</code></pre>",
     "````\n```\nx\n```\n````": "<pre><code>```\nx\n```</code></pre>",
-    "1. a\n\n2. b": '<ol start="1"><li>a</li><li value="2">b</li></ol>',
+    "1. a\n2. b": '<ol start="1"><li>a</li><li value="2">b</li></ol>',
+    "1. a\n\n2. b": '<ol start="1"><li><p>a</p></li><li value="2"><p>b</p></li></ol>',
     "7. The seventh": '<ol start="7"><li>The seventh</li></ol>',
     "1. a\n1. b\nlazy": '<ol start="1"><li>a</li><li>b<br>lazy</li></ol>',
     "Here:\n- a\n  - b\n    1. c\n- d\n\nEnd": (
         '<p>Here:</p><ul><li>a<ul><li>b<ol start="1"><li>c</li></ol></li></ul></li><li>d</li></ul><p>End</p>'
     ),
-    "1. Create:\n\n   ```python\n   if x:\n       y\n   ```\n2. Run": (
+    "1. Create:\n   ```python\n   if x:\n       y\n   ```\n2. Run": (
+        '<ol start="1"><li>Create:<pre><code>if x:\n    y</code></pre></li><li value="2">Run</li></ol>'
+    ),
+    "1. Create:\n   ```python\nif x:\n    y\n```\n2. Run": (
         '<ol start="1"><li>Create:<pre><code>if x:\n    y</code></pre></li><li value="2">Run</li></ol>'
     ),
     "- a\n  ```\nx\n  ```\nEnd": "<ul><li>a<pre><code>x</code></pre></li></ul><p>End</p>",
+    "> ```\n> x\nEnd": "<blockquote><pre><code>x</code></pre></blockquote><p>End</p>",
     "In\n2019. Then": "<p>In<br>2019. Then</p>",
     "(https://a.b/c_(d)). <b>": '<p>(<a href="https://a.b/c_(d)">https://a.b/c_(d)</a>). &lt;b&gt;</p>',
     "[x](https://a.b/c_(d)) [j](javascript:x)": '<p><a href="https://a.b/c_(d)">x</a> [j](javascript:x)</p>',
-    "``a`b`` **bold**": "<p><code>a`b</code> <strong>bold</strong></p>",
-    "# Title\n2*3*4": "<p>Title<br>2*3*4</p>",
+    "a@b.c www.a.b ftp://a.b [m](mailto:a@b.c) [r](/v1)": ("<p>a@b.c www.a.b ftp://a.b [m](mailto:a@b.c) [r](/v1)</p>"),
+    "``a`b`` **bold** *it* ~~old~~": ("<p><code>a`b</code> <strong>bold</strong> <em>it</em> <s>old</s></p>"),
+    "2*3*4 x**2 + y**2 __init__ **API**s": "<p>2*3*4 x**2 + y**2 __init__ <strong>API</strong>s</p>",
+    "**標題：**內容 **「あ」**の": "<p><strong>標題：</strong>內容 <strong>「あ」</strong>の</p>",  # noqa: RUF001
+    "# Title\nText\n###### Least": "<h3>Title</h3><p>Text</p><h6>Least</h6>",
+    "text\n---\n> q\n\n    far": "<p>text</p><hr><blockquote><p>q</p></blockquote><p>far</p>",
+    "[1]: https://a.b &lt;": '<p>[1]: <a href="https://a.b">https://a.b</a> &amp;lt;</p>',
+    "| a | b |\n|:-|-|\n| 1<br>2 | **x** \\| y |": (
+        '<div class="table" tabindex="0" role="group" aria-label="Table"><table>'
+        '<thead><tr><th class="left">a</th><th class="">b</th></tr></thead><tbody><tr><td class="left">1<br>2</td>'
+        '<td class=""><strong>x</strong> | y</td></tr></tbody></table></div>'
+    ),
+    "- [ ] a\n- [x] b": (
+        '<ul><li class="task"><input type="checkbox" disabled="" aria-label="To do"> a</li>'
+        '<li class="task"><input type="checkbox" disabled="" aria-label="Done"> b</li></ul>'
+    ),
+    "![alt](https://a.b/x) ![](https://a.b) [![i](https://a.b)](https://c.d)": (
+        '<p><a href="https://a.b/x">alt</a> <a href="https://a.b">https://a.b</a> <a href="https://c.d">i</a></p>'
+    ),
 }
-"""Markdown, and what the page makes of it, without the attributes of links that are always the same."""
+"""Markdown, and what the page makes of it, without buttons and the attributes of links that are always the same."""
 
 RENDER = """
     const [texts, done] = arguments;
@@ -182,25 +205,125 @@ RENDER = """
       for (const each of made.querySelectorAll("*")) {
         for (const name of ["dir", "rel", "target"]) each.removeAttribute(name);
       }
+      for (const each of made.querySelectorAll(".code")) each.replaceWith(each.querySelector("pre"));
       return made.innerHTML;
     })));
+"""
+
+HOSTILE_TEXTS = {
+    "nested lists": "- " * 50_000 + "a",
+    "items": "- a\n" * 25_000,
+    "backticks": "`" * 100_000,
+    "code in a line": "` " * 50_000,
+    "URLs": "https://a(" * 10_000,
+    "fences": "```\n" * 25_001,
+    "fences in items": "- ```\nx\n" * 12_000,
+    "tildes": "~" * 100_000 + "`",
+    "brackets": "[" * 100_000,
+    "links": "[a](" * 25_000,
+    "images": "![" * 50_000,
+    "emphasis": "*_" * 50_000,
+    "nested emphasis": "*a " * 10_000 + "a* " * 10_000,
+    "quotations": ">" * 100_000,
+    "lines of quotations": "> > > > > > > > > > > > > > > > > > a\n" * 2_500,
+    "a wide table": "\n".join("|" + cell * 2_000 for cell in ("a|", "-|", *["b|"] * 25)),
+    "a table of empty rows": "|" + "a|" * 2_000 + "\n|" + "-|" * 2_000 + "\n" + "|\n" * 25_000,
+    "deep lists": "".join("  " * depth + "- a\n" for depth in range(400)),
+    "a megabyte": "Some **bold** words, and a [link](https://a.example).\n\n" * 20_000,
+}
+MOST_S = 8.0
+
+TIMES = """
+    const [text, done] = arguments, log = document.getElementById("log");
+    import("./chat/text.js").then(({ rendered }) => {
+      const began = performance.now(), made = document.createElement("div");
+      made.append(...rendered(text));
+      log.replaceChildren(made);
+      log.scrollHeight; // lays it out
+      const took = (performance.now() - began) / 1000;
+      let depth = 0;
+      for (let at = made; at; at = at.lastElementChild) depth += 1;
+      done([took, depth, made.textContent.length]);
+    });
+"""
+
+GROWS = """
+    const [text, size, done] = arguments;
+    import("./chat/text.js").then(async ({ Growing, rendered }) => {
+      const shown = document.createElement("div"), whole = document.createElement("div"), growing = new Growing(shown);
+      whole.append(...rendered(text));
+      const first = [];
+      for (let at = 0; at < text.length; at += size) {
+        growing.add(text.slice(at, at + size));
+        first.push(shown.firstChild);
+        if (at % 10 === 0) await new Promise((next) => setTimeout(next));
+      }
+      const wait = () => shown.innerHTML === whole.innerHTML ? done([true, new Set(first.slice(-20)).size])
+        : setTimeout(wait, 20);
+      setTimeout(() => done([shown.innerHTML, whole.innerHTML]), 8_000);
+      wait();
+    });
 """
 
 
 @pytest.mark.browser
 def test_the_page_shows_markdown(page: Page, tmp_path: Path) -> None:
-    """Nothing of a text disappears. Lists keep their numbers and are nested. Hostile texts take no time."""
+    """Nothing of a text disappears. Lists keep their numbers and are nested. No image is loaded."""
     assert dict(zip(SHOWN, page.driver.execute_async_script(RENDER, list(SHOWN)), strict=True)) == SHOWN
-    hostile = [
-        "- " * 20_000,
-        "`" * 50_000,
-        "` " * 9_000,
-        "https://a(" * 9_000,
-        "- a\n" * 9_000,
-        "```\n" * 9_001,
-        "~" * 90_000 + "`",
-    ]
-    page.driver.execute_async_script(RENDER, hostile)
+    deep, quoted_deep = page.driver.execute_async_script(RENDER, [DEEP, ">" * 50 + " deep"])
+    assert all(f"{depth}" in deep for depth in range(40))
+    assert deep.count("<ul>") == 8
+    assert quoted_deep.endswith(f"<p>{'&gt;' * 34} deep</p>{'</blockquote>' * 16}")
+
+
+@pytest.mark.browser
+def test_hostile_text_is_shown_in_time(page: Page) -> None:
+    """No text stops the page or nests elements without a limit. One that needs too many elements is shown as it is."""
+    for name, text in HOSTILE_TEXTS.items():
+        took, depth, length = page.driver.execute_async_script(TIMES, text)
+        assert took < MOST_S, name
+        assert depth < 80, name
+        assert length > 0, name
+
+
+@pytest.mark.browser
+def test_a_text_that_grows_becomes_the_same(page: Page) -> None:
+    """While an answer streams, only its last blocks are made again. The result is that of the whole text."""
+    text = "\n\n".join([*(each for each in SHOWN if "open" not in each), "```py\nlast\n\nblock\n```", "end"])
+    for size in (1, 7, 1_000):
+        same, made = page.driver.execute_async_script(GROWS, text, size)
+        assert same is True, made
+        assert made == 1, "the first block is not made again"
+    long = "word " * 70_000
+    same, _ = page.driver.execute_async_script(GROWS, long, 20_000)
+    assert same is True
+
+
+@pytest.mark.browser
+def test_code_is_copied(page: Page) -> None:
+    """The button below a code block is reached with the keyboard, and is not part of the selected text."""
+    page.driver.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    page.driver.execute_async_script("""
+        const done = arguments[0];
+        import("./chat/turn.js").then(({ agentMessage }) => {
+          document.getElementById("log").replaceChildren(agentMessage("Run:\\n```\\na = 1\\n\\nb\\n```"));
+          document.getElementById("log").focus();
+          done();
+        });
+    """)
+    selected = """
+        getSelection().selectAllChildren(document.querySelector(".message"));
+        return getSelection().toString().split(/\\s+/).join(" ").trim();
+    """
+    assert page.driver.execute_script(selected) == "Run: a = 1 b"
+    page.driver.execute_script("document.querySelector('.copy').focus()")
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    page.until(lambda: page.texts(".copy") == ["Copied"], "it says so")
+    read = "const [done] = arguments; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
+    assert page.driver.execute_async_script(read) == "a = 1\n\nb"
+    page.until(lambda: page.texts(".copy") == ["Copy"], "it can be pressed again")
 
 
 @pytest.mark.browser
@@ -455,7 +578,8 @@ def test_the_page_has_its_headers(celery_setup: CeleryTestSetup, gateway: Gatewa
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-    for name in ("chat.js", "api.js", "turn.js", "text.js", "elements.js", "chat.css", "icon.svg"):
+    names = ("chat.js", "api.js", "turn.js", "text.js", "elements.js", "chat.css", "icon.svg")
+    for name in (*names, "vendor/markdown-it.esm.min.mjs", "vendor/LICENSE.txt"):
         found = httpx2.get(f"{gateway.url}/chat/{name}")
         assert found.status_code == 200
         again = httpx2.get(f"{gateway.url}/chat/{name}", headers={"if-none-match": found.headers["etag"]})

@@ -150,7 +150,7 @@ def test_text_has_the_direction_of_its_script(page: Page) -> None:
           const text = "שבת!\\n\\n1. שבת\\n\\n```\\nשבת\\n```\\n\\nhello";
           document.getElementById("log").replaceChildren(userMessage("שבת!"), ...rendered(text));
           document.getElementById("text").value = "שבת!";
-          const all = [...document.querySelectorAll("#log .text, #log > p, #log > ol, #log > pre, #text")];
+          const all = [...document.querySelectorAll("#log .text, #log > p, #log > ol, #log > .code > pre, #text")];
           done(all.map(each => `${each.tagName} ${getComputedStyle(each).direction}`));
         });
     """)

@@ -92,6 +92,9 @@ def test_the_wheel_installs_one_name(wheel: Path) -> None:
     assert {name for name in names if not name.endswith(".dist-info")} == {"perdure"}
     assert {"perdure/tasks/turns.py", "perdure/workers/celery.py", "perdure/schedules/beat.py"} <= modules
     assert "perdure/migrations/env.py" in modules
+    vendored = "perdure/channels/http/pages/static/vendor"
+    assert {f"{vendored}/markdown-it.esm.min.mjs", f"{vendored}/LICENSE.txt"} <= modules
+    assert any(name.endswith(f".dist-info/licenses/{vendored}/LICENSE.txt") for name in modules)
 
 
 @pytest.mark.exhaustive

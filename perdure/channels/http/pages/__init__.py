@@ -2,7 +2,8 @@
 
 routes.py    serves the files with their headers
 static/      chat.html, chat.css, and the scripts: chat.js (the page), api.js (requests and event streams),
-             turn.js (one turn, updated by its events), text.js (a safe subset of Markdown), elements.js (DOM nodes)
+             turn.js (one turn, updated by its events), text.js (Markdown), elements.js (DOM nodes); in vendor/,
+             the browser build of markdown-it as its npm package has it, and the licences of what it contains
 
 The scripts never interpret text as HTML and load nothing from other hosts.
 """

@@ -25,7 +25,9 @@ _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 _HEADERS = {
     "content-security-policy": (
@@ -65,6 +67,13 @@ async def chat(request: Request) -> Response:
 async def file(name: str, request: Request) -> Response:
     """A script, the style sheet or the icon of the web chat."""
     return respond(request, "chat", name)
+
+
+@router.head("/chat/vendor/{name}")
+@router.get("/chat/vendor/{name}")
+async def vendored(name: str, request: Request) -> Response:
+    """A library that the web chat imports, or the libraries' licences."""
+    return respond(request, "vendor", name)
 
 
 @cache

@@ -1,123 +1,258 @@
-/** A subset of Markdown as DOM nodes: paragraphs, lists, fenced code, inline code, bold, and links to http(s). */
+/**
+ * Markdown as DOM nodes. markdown-it parses it to tokens; nodes are made of these, so nothing of a text is ever HTML.
+ *
+ * Links go to http(s) only, and an image is a link to it: to load it could tell its host what the conversation says.
+ * Text that only looks like Markdown stays as it is: `2*3*4`, `__init__`, entities, definitions such as `[1]: …`, and
+ * text that is indented or underlined.
+ */
 
+import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
 import { element } from "./elements.js";
 
-// A URL may have balanced parentheses, as in https://a.example/one_(two). A bare one ends before punctuation.
-const INLINE = new RegExp([
-  /(?<!`)(`{1,3})(?!`)([^\n]+?)(?<!`)\1(?!`)/,
-  /\*\*([^*\n]+)\*\*/,
-  /\[([^\]\n]{1,300})\]\((https?:\/\/(?:[^\s()]|\([^\s()]*\)){1,2000})\)/,
-  /(https?:\/\/(?:[^\s<>"'()\]]|\([^\s<>"'()\]]*\)){1,2000})(?<![.,;:!?])/,
-].map((each) => each.source).join("|"), "g");
-const FENCE = /^(\s*)(`{3,}|~{3,}(?!~))[^`]*$/; // with all the tildes: else each of them is tried
-const ITEM = /^(\s*)(?:[-*•+]|(\d{1,3})[.)])\s+/;
-const MOST_NESTED = 8;
+/** A longer text, or one of more nodes, is shown as it is, and so is a paragraph of more: a browser would take seconds. */
+const MOST_CHARACTERS = 300_000, MOST_NODES = 60_000, MOST_IN_PARAGRAPH = 4_000;
+/** Levels of blocks, of which a list has two, and of what is in a line. */
+const MOST_NESTED = 16;
+const HAS_DIRECTION = /^(?:P|H\d|BLOCKQUOTE|UL|OL|TABLE|T[HD])$/;
+const ASCII_WORD = /^[A-Za-z0-9]{2}$/;
+/** Chinese, Japanese and Korean have no spaces around emphasis, also where it ends with a mark: `**標題：**內容`. */
+const WITHOUT_SPACES = /[\u1100-\u11ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef]/;
+
+/** The function of markdown-it that is a rule's. */
+const ruleOf = (kind, name) => new MarkdownIt("zero").enable(name)[kind].ruler.getRules("");
+const libraryFence = ruleOf("block", "fence")[0], libraryEmphasis = ruleOf("inline", "emphasis").at(-1);
+
+const markdown = new MarkdownIt({ html: false, linkify: true, maxNesting: 2 * MOST_NESTED });
+markdown.disable(["code", "entity", "html_block", "html_inline", "lheading", "reference"]);
+markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+for (const schema of ["ftp:", "mailto:", "//"]) markdown.linkify.add(schema, null);
+markdown.validateLink = (url) => /^https?:\/\//i.test(url);
+markdown.normalizeLinkText = (url) => url;
+markdown.block.ruler.at("fence", fence, { alt: ["paragraph", "reference", "blockquote", "list"] });
+markdown.block.ruler.before("table", "deepest", deepest);
+markdown.inline.ruler.at("emphasis", emphasis);
 
 /** The nodes of a text. An open code fence is code to the end. */
-export const rendered = (text) => blocks(text.split("\n"), 0);
+export function rendered(text) {
+  const tokens = parsed(text);
+  return tokens === null ? [plain(text)] : built(tokens);
+}
 
-function blocks(lines, depth) {
-  const nodes = [];
-  for (let at = 0; at < lines.length;) {
-    const begin = at;
-    if (!lines[at].trim()) at += 1;
-    else if (FENCE.test(lines[at])) {
-      at = fenceEnd(lines, at);
-      nodes.push(code(lines.slice(begin, at)));
-    } else if (depth < MOST_NESTED && ITEM.test(lines[at])) {
-      const made = list(lines, at, depth);
-      at = made.end;
-      nodes.push(made.node);
-    } else {
-      do at += 1; while (at < lines.length && !interrupts(lines[at]));
-      nodes.push(paragraph(lines.slice(begin, at)));
+/** A text that grows at its end, shown in `node`: only its last blocks are made again, and not more often than they can be. */
+export class Growing {
+  #node;
+  #text = "";
+  #open = ""; // the end of the text whose blocks may change
+  #last = []; // the nodes of it
+  #next = 0;
+  #timer = null;
+
+  constructor(node) {
+    this.#node = node;
+  }
+
+  add(text) {
+    this.#text += text;
+    this.#open += text;
+    const wait = this.#next - performance.now();
+    if (wait <= 0) this.#show();
+    else this.#timer ??= setTimeout(() => this.#show(), wait);
+  }
+
+  /** Show no more. */
+  end() {
+    clearTimeout(this.#timer);
+  }
+
+  #show() {
+    const began = performance.now();
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    const tokens = this.#text.length > MOST_CHARACTERS ? null : parsed(this.#open);
+    if (tokens === null) this.#node.replaceChildren(plain(this.#text));
+    else this.#put(tokens);
+    const ended = performance.now();
+    this.#next = ended + 4 * (ended - began);
+  }
+
+  /** The block that begins before the two last lines, which may be incomplete, and those after it may change. */
+  #put(tokens) {
+    this.#open = this.#open.replace(/\r\n|\r(?!$)/g, "\n");
+    const lines = this.#open.split("\n");
+    const from = Math.max(0, tokens.findLastIndex((each) => each.level === 0 && each.map?.[0] < lines.length - 2));
+    for (const each of this.#last) each.remove();
+    this.#last = built(tokens.slice(from));
+    this.#node.append(...built(tokens.slice(0, from)), ...this.#last);
+    if (from > 0) this.#open = lines.slice(tokens[from].map[0]).join("\n");
+  }
+}
+
+/** The tokens of a text, or `null` if it is too long. */
+function parsed(text) {
+  if (text.length > MOST_CHARACTERS) return null;
+  const tokens = markdown.parse(text, {});
+  const count = tokens.reduce((sum, each) => sum + (each.type === "fence" ? 6 : 1 + (each.children?.length ?? 0)), 0);
+  return count > MOST_NODES ? null : tokens;
+}
+
+const plain = (text) => element("p", { dir: "auto", className: "plain" }, text);
+
+function built(tokens) {
+  const top = document.createDocumentFragment();
+  fill(top, tokens);
+  return [...top.childNodes];
+}
+
+/** Add the nodes of tokens to `node`. */
+function fill(node, tokens) {
+  const around = [];
+  let at = node;
+  for (const token of tokens) {
+    if (token.nesting < 0) {
+      const outer = around.pop();
+      if (at !== outer && HAS_DIRECTION.test(at.tagName)) at.dir = "auto"; // else it is computed for each node that is added
+      at = outer;
+      continue;
+    }
+    if (token.nesting > 0) around.push(at);
+    if (token.type === "inline") fillParagraph(at, token);
+    else if (!token.hidden && around.length <= 2 * MOST_NESTED) {
+      const made = (MAKES[token.type] ?? shown)(token, at);
+      at.append(made);
+      if (token.nesting > 0) at = made.className === "table" ? made.firstChild : made;
     }
   }
-  return nodes;
 }
 
-/** Whether a line ends the paragraph before it. A number other than 1 may begin a line of one. */
-function interrupts(line) {
-  const item = ITEM.exec(line);
-  return !line.trim() || FENCE.test(line) || (item !== null && (item[2] === undefined || item[2] === "1"));
-}
-
-/** The line after the code whose `opening` is in the line `at`. */
-function fenceEnd(lines, at, opening = lines[at]) {
-  const [, , marks] = FENCE.exec(opening);
-  for (let end = at + 1; end < lines.length; end += 1) {
-    const line = lines[end].trim();
-    if (line.length >= marks.length && line === marks[0].repeat(line.length)) return end + 1;
+/** Add what is in a paragraph or a cell; the first one of an item may begin with the box of a task. */
+function fillParagraph(at, { children: tokens, content }) {
+  if (tokens.length > MOST_IN_PARAGRAPH) return at.append(element("span", { className: "plain" }, content));
+  const item = at.closest?.("li"), box = /^\[([ xX])\]\s/.exec(tokens[0]?.type === "text" ? tokens[0].content : "");
+  if (box !== null && item !== null && !item.textContent) {
+    tokens[0].content = tokens[0].content.slice(box[0].length);
+    const checked = box[1] !== " ";
+    item.className = "task";
+    at.append(element("input", { type: "checkbox", checked, disabled: true, "aria-label": checked ? "Done" : "To do" }), " ");
   }
-  return lines.length;
+  fill(at, tokens);
 }
 
-/** Code, without its fences and their indentation. */
-function code(lines) {
-  const [, indent, marks] = FENCE.exec(lines[0]), last = lines.at(-1).trim();
-  const closed = lines.length > 1 && last.startsWith(marks) && last === marks[0].repeat(last.length);
-  const inside = lines.slice(1, closed ? -1 : undefined).map((line) => dedented(line, indent.length));
-  return element("pre", { dir: "ltr" }, element("code", {}, inside.join("\n").replace(/\n$/, "")));
+const made = (tag) => () => element(tag);
+const cell = (tag) => (token) => element(tag, { className: /\w+$/.exec(token.attrGet("style") ?? "")?.[0] ?? "" });
+
+/** The node of each type of token, which may depend on the node that it is added to. */
+const MAKES = {
+  paragraph_open: made("p"),
+  blockquote_open: made("blockquote"),
+  bullet_list_open: made("ul"),
+  ordered_list_open: (token) => element("ol", { start: Number(token.attrGet("start") ?? 1) }),
+  list_item_open: ({ info }, list) => {
+    const number = Number(info);
+    return element("li", info && number !== list.start ? { value: number } : {}); // equal numbers are counted
+  },
+  heading_open: ({ tag }) => element(`h${Math.min(Number(tag[1]) + 2, 6)}`), // below the page's own
+  hr: made("hr"),
+  fence: ({ content }) => code(content.replace(/\n$/, "")),
+  table_open: () => element("div", { className: "table", tabIndex: 0, role: "group", "aria-label": "Table" }, element("table")),
+  thead_open: made("thead"),
+  tbody_open: made("tbody"),
+  tr_open: made("tr"),
+  th_open: cell("th"),
+  td_open: cell("td"),
+  strong_open: made("strong"),
+  em_open: made("em"),
+  s_open: made("s"),
+  code_inline: ({ content }) => element("code", {}, content),
+  softbreak: made("br"),
+  hardbreak: made("br"),
+  link_open: (token) => link(token.attrGet("href")),
+  image: (token, at) => {
+    const url = token.attrGet("src"), label = token.content || url;
+    return at.closest("a") === null ? link(url, label) : document.createTextNode(label);
+  },
+};
+
+const link = (href, ...label) => element("a", { href, rel: "noopener noreferrer", target: "_blank" }, ...label);
+
+/** The text of a token. A line of a table breaks at `<br>`: Markdown has nothing else for it. */
+function shown({ content }, at) {
+  const all = document.createDocumentFragment();
+  const lines = at.closest("td, th") === null ? [content] : content.split(/<br ?\/?>/i);
+  all.append(lines[0], ...lines.slice(1).flatMap((each) => [element("br"), each]));
+  return all;
 }
 
-/** The list that begins at the line `at`, and the line after it. */
-function list(lines, at, depth) {
-  const first = ITEM.exec(lines[at])[2], numbered = first !== undefined;
-  const node = numbered ? element("ol", { dir: "auto", start: Number(first) }) : element("ul", { dir: "auto" });
-  let end = at;
-  for (let found = ITEM.exec(lines[at]); found !== null && (found[2] !== undefined) === numbered;) {
-    const begin = at;
-    end = at = itemEnd(lines, begin, found[1].length);
-    const [before, ...after] = blocks(contents(lines.slice(begin, end), found[0].length), depth + 1);
-    const item = element("li", {}, ...(before?.tagName === "P" ? before.childNodes : [before ?? ""]), ...after);
-    if (numbered && found[2] !== first) item.value = Number(found[2]); // equal numbers are counted
-    node.append(item);
-    while (at < lines.length && !lines[at].trim()) at += 1;
-    found = at < lines.length ? ITEM.exec(lines[at]) : null;
+/** Code with a button that copies it. */
+function code(text) {
+  const pre = element("pre", { dir: "ltr" }, element("code", {}, text));
+  const button = element("button", { type: "button", className: "copy", "aria-live": "polite", onclick: () => copy(pre, button) }, "Copy");
+  return element("div", { className: "code" }, pre, button);
+}
+
+async function copy(pre, button) {
+  try {
+    await navigator.clipboard.writeText(pre.textContent);
+    button.textContent = "Copied";
+  } catch { // without https there is no clipboard: the keys for copying still work
+    getSelection().selectAllChildren(pre);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
   }
-  return { node, end };
+  setTimeout(() => { button.textContent = "Copy"; }, 2_000);
 }
 
-/** The line after an item: lines that are indented more belong to it, and those that go on with its last paragraph. */
-function itemEnd(lines, begin, indent) {
-  let end = begin + 1, inParagraph = false;
-  for (let at = begin; at < lines.length;) {
-    const line = at === begin ? lines[at].replace(ITEM, "") : lines[at];
-    const isBlank = !line.trim(), isCode = FENCE.test(line), goesOn = inParagraph && !isCode && !ITEM.test(line);
-    if (at > begin && !isBlank && !goesOn && indentation(line) <= indent) break;
-    at = isCode ? fenceEnd(lines, at, line) : at + 1;
-    inParagraph = !isBlank && !isCode;
-    if (!isBlank) end = at;
+/**
+ * Fenced code at any indentation. Models often lose that of a list item in the code, or where it ends: then each line
+ * keeps what it has more than the others.
+ */
+function fence(state, line, end, silent) {
+  const lineOf = (at) => state.src.slice(state.bMarks[at] + state.tShift[at], state.eMarks[at]);
+  const marks = /^(?:`{3,}|~{3,})/.exec(lineOf(line))?.[0];
+  if (silent || marks === undefined) return libraryFence(state, line, end, silent);
+  const indent = state.blkIndent, own = state.sCount[line];
+  let least = own, last = line + 1;
+  for (; last < end && state.sCount[last] >= 0; last += 1) { // less than 0: it is not in the quotation
+    const text = lineOf(last).trimEnd();
+    if (text.length >= marks.length && text === marks[0].repeat(text.length)) break;
+    if (text) least = Math.min(least, state.sCount[last]);
   }
-  return end;
+  if (last < end && state.sCount[last] > 0) state.sCount[last] = least;
+  state.blkIndent = state.sCount[line] = least;
+  const found = libraryFence(state, line, end, silent);
+  state.blkIndent = indent;
+  state.sCount[line] = own;
+  return found;
 }
 
-/** The lines of an item, without its mark and without the indentation that the others have because of it. */
-function contents([first, ...others], width) {
-  const indents = others.filter((line) => line.trim()).map(indentation).filter((each) => each > 0);
-  const common = Math.min(width, ...indents);
-  return [first.slice(width), ...others.map((line) => dedented(line, common))];
+/** The lines of a block that is nested too deep, as a paragraph: markdown-it would leave them out. */
+function deepest(state, line, end, silent) {
+  if (silent || state.level < MOST_NESTED) return false;
+  state.line = line + 1;
+  while (state.line < end && !state.isEmpty(state.line) && state.sCount[state.line] >= state.blkIndent) state.line += 1;
+  state.push("paragraph_open", "p", 1).map = [line, state.line];
+  const inside = state.push("inline", "", 0);
+  inside.content = state.getLines(line, state.line, state.blkIndent, false).trim();
+  inside.children = [];
+  state.push("paragraph_close", "p", -1);
+  return true;
 }
 
-const indentation = (line) => line.length - line.trimStart().length;
-const dedented = (line, most) => line.slice(Math.min(most, indentation(line)));
-
-function paragraph(lines) {
-  const [first, ...others] = [lines[0].replace(/^\s*#{1,6}\s+/, ""), ...lines.slice(1)];
-  return element("p", { dir: "auto" }, ...inline(first), ...others.flatMap((line) => [element("br"), ...inline(line)]));
-}
-
-function inline(text) {
-  const nodes = [];
-  let from = 0;
-  for (const found of text.matchAll(INLINE)) {
-    nodes.push(text.slice(from, found.index));
-    const [whole, , code, bold, label, target, bare] = found;
-    if (code !== undefined) nodes.push(element("code", {}, code.replace(/^ (.*) $/, "$1")));
-    else if (bold !== undefined) nodes.push(element("strong", {}, bold));
-    else nodes.push(element("a", { href: target ?? bare, rel: "noopener noreferrer", target: "_blank" }, label ?? bare));
-    from = found.index + whole.length;
+/**
+ * Emphasis, but for `2*3*4`, `x**2 + y**2` and `__init__`, as in the chats: a single `*` between letters or digits and two
+ * underscores are text. More asterisks between letters or digits end emphasis, as in `**API**s`, and begin none.
+ */
+function emphasis(state, silent) {
+  const { src, pos } = state, before = src[pos - 1] ?? " ", marker = src[pos];
+  if (silent || !"*_".includes(marker) || (marker === "_" && [before, src[pos + 1]].includes("_"))) return false;
+  const { length } = state.scanDelims(pos, true), after = src[pos + length] ?? " ";
+  const inWord = marker === "*" && ASCII_WORD.test(before + after);
+  if (inWord && length === 1) return false;
+  const known = state.delimiters.length, found = libraryEmphasis(state, silent);
+  for (const each of state.delimiters.slice(known)) {
+    if (inWord) each.open = false;
+    else if (marker === "*" && WITHOUT_SPACES.test(before + after)) {
+      each.open ||= after.trim() !== "";
+      each.close ||= before.trim() !== "";
+    }
   }
-  nodes.push(text.slice(from));
-  return nodes;
+  return found;
 }

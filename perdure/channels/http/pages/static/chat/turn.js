@@ -2,7 +2,7 @@
 
 import { element, leaveFocus, shownJson } from "./elements.js";
 import { shownFile } from "./files.js";
-import { rendered } from "./text.js";
+import { Growing, rendered } from "./text.js";
 
 const CUT_OFF = "The answer was cut off at the model's limit of tokens.";
 
@@ -149,7 +149,7 @@ export class LiveTurn {
     this.turnId = turnId;
     this.actions = actions;
     this.provisional = null;
-    this.text = "";
+    this.growing = null;
     this.answers = false;
   }
 
@@ -191,21 +191,21 @@ export class LiveTurn {
   }
 
   #grow(text) {
-    this.text += text;
     if (this.provisional === null) {
       this.provisional = agentMessage("");
       this.provisional.setAttribute("aria-busy", "true");
+      const shown = this.provisional.querySelector(".text");
+      shown.classList.add("streaming");
+      this.growing = new Growing(shown);
       place(this.log, this.provisional);
     }
-    const shown = this.provisional.querySelector(".text");
-    shown.classList.add("streaming");
-    shown.replaceChildren(...rendered(this.text));
+    this.growing.add(text);
   }
 
   #discard() {
+    this.growing?.end();
     this.provisional?.remove();
     this.provisional = null;
-    this.text = "";
   }
 
   #ask(call) {
