@@ -159,6 +159,17 @@ SHOWN = {
     "````\n```\nx\n```\n````": "<pre><code>```\nx\n```</code></pre>",
     "1. a\n2. b": '<ol start="1"><li>a</li><li value="2">b</li></ol>',
     "1. a\n\n2. b": '<ol start="1"><li><p>a</p></li><li value="2"><p>b</p></li></ol>',
+    "1. a\n  - b\n    - c\n2. d": (
+        '<ol start="1"><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li value="2">d</li></ol>'
+    ),
+    "10. a\n   1. b\n     - c\n   2. d": (
+        '<ol start="10"><li>a<ol start="1"><li>b<ul><li>c</li></ul></li><li value="2">d</li></ol></li></ol>'
+    ),
+    "1. a\n\n  - b\n  ```\n  - c\n  ```\n\nEnd\n\n  - d": (
+        '<ol start="1"><li><p>a</p><ul><li>b</li></ul><pre><code>- c</code></pre></li></ol>'
+        "<p>End</p><ul><li>d</li></ul>"
+    ),
+    "```\n1. a\n  - b\n```": "<pre><code>1. a\n  - b</code></pre>",
     "7. The seventh": '<ol start="7"><li>The seventh</li></ol>',
     "1. a\n1. b\nlazy": '<ol start="1"><li>a</li><li>b<br>lazy</li></ol>',
     "Here:\n- a\n  - b\n    1. c\n- d\n\nEnd": (

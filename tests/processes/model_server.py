@@ -161,8 +161,8 @@ class _Server(OpenAIServer):
 
 
 def answer_to(text: str, *results: str) -> str:
-    """The reply to `text`, given the tools' results."""
-    return f"answer to {text!r}: {' and '.join(results)}"
+    """The reply to `text`, given the results of the tools. It has no spaces at its end, as pages show none."""
+    return f"answer to {text!r}: {' and '.join(results)}".rstrip()
 
 
 def task_of(text: str, number: int) -> str:

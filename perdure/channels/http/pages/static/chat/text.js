@@ -14,6 +14,7 @@ const MOST_CHARACTERS = 300_000, MOST_NODES = 60_000, MOST_IN_PARAGRAPH = 4_000;
 /** Levels of blocks, of which a list has two, and of what is in a line. */
 const MOST_NESTED = 16;
 const HAS_DIRECTION = /^(?:P|H\d|BLOCKQUOTE|UL|OL|TABLE|T[HD])$/;
+const ITEM = /^ *(?:[-*+]|\d{1,9}[.)]) {1,4}(?=\S)/;
 const ASCII_WORD = /^[A-Za-z0-9]{2}$/;
 /** Chinese, Japanese and Korean have no spaces around emphasis, also where it ends with a mark: `**標題：**內容`. */
 const WITHOUT_SPACES = /[\u1100-\u11ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef]/;
@@ -28,6 +29,7 @@ markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 for (const schema of ["ftp:", "mailto:", "//"]) markdown.linkify.add(schema, null);
 markdown.validateLink = (url) => /^https?:\/\//i.test(url);
 markdown.normalizeLinkText = (url) => url;
+markdown.core.ruler.after("normalize", "nested", nested);
 markdown.block.ruler.at("fence", fence, { alt: ["paragraph", "reference", "blockquote", "list"] });
 markdown.block.ruler.before("table", "deepest", deepest);
 markdown.inline.ruler.at("emphasis", emphasis);
@@ -198,6 +200,36 @@ async function copy(pre, button) {
     button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
   }
   setTimeout(() => { button.textContent = "Copy"; }, 2_000);
+}
+
+/**
+ * Items that are indented by two characters or more are in the item above them. Models write so below `1. `, where
+ * Markdown needs three. Their lines, and those in them, are indented as Markdown needs it.
+ */
+function nested(state) {
+  let items = [], marks = "", wasEmpty = false;
+  state.src = state.src.split("\n").map((line) => {
+    const [indent, text] = [/^ */.exec(line)[0].length, line.trim()];
+    if (!text) {
+      wasEmpty = true;
+      return line;
+    }
+    const item = marks ? null : ITEM.exec(line);
+    if (item === null) {
+      if (wasEmpty && indent === 0 && !marks) items = [];
+    } else {
+      const last = items.findLastIndex((each) => indent - each.indent >= 2);
+      items = items.slice(0, last + 1);
+      const outer = items.at(-1);
+      const more = outer === undefined ? 0 : outer.more + Math.max(0, outer.text - indent);
+      items.push({ indent, text: item[0].length, more });
+    }
+    wasEmpty = false;
+    const fenced = /^(?:`{3,}|~{3,})/.exec(text)?.[0];
+    if (!marks) marks = fenced ?? "";
+    else if (text.length >= marks.length && text === marks[0].repeat(text.length)) marks = "";
+    return " ".repeat(items.findLast((each) => each.indent <= indent)?.more ?? 0) + line;
+  }).join("\n");
 }
 
 /**
