@@ -135,6 +135,24 @@ def test_a_token_reaches_its_user_only(guarded: TestClient, runtime: Runtime) ->
     assert [each["user_id"] for each in own] == ["ann"]
 
 
+def test_what_an_admin_key_does_is_recorded(guarded: TestClient) -> None:
+    """As over HTTP: an action has one record, also if it is refused; those of other keys have none."""
+    turn_ids = []
+    for key in (SERVICE_KEY, ADMIN_KEY):
+        with guarded.websocket_connect(SOCKET) as socket:
+            socket.send_json({"type": "auth", "token": key})
+            socket.receive_json()
+            turn_ids.append(_ask(socket, "send", user_id="ann", text=key)["turn_id"])
+            assert _ask(socket, "approve", turn_id=turn_ids[-1], call_id="c")["type"] == "error"
+            assert _ask(socket, "cancel", turn_id=turn_ids[-1])["type"] == "ok"
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    recorded = guarded.get("/v1/audit", headers=headers).json()
+    assert [(each["action"], each["target"], each["outcome"], each["note"]) for each in recorded] == [
+        ("turns.cancel", turn_ids[1], "done", None),
+        ("turns.decide", turn_ids[1], "NOT_FOUND", "approve c"),
+    ]
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:9999", "null"])
 def test_another_origin_is_refused(client: TestClient, origin: str) -> None:
     """Connections from pages of other origins are refused, because browsers let any page connect to loopback."""

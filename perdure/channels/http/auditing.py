@@ -6,6 +6,7 @@ A user's own requests, and those of a service, are not an operator's actions.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from fastapi import Depends, Request
 
 from perdure import audit
 from perdure.access.tenants import UserKey
-from perdure.channels.http.auth import KeyKind
+from perdure.channels.http.auth import Caller, KeyKind
 from perdure.channels.http.dependencies import TheCaller, TheGateway
+from perdure.channels.http.gateway import Gateway
 from perdure.channels.http.middleware import unescaped
 from perdure.text.untrusted import is_storable
 
@@ -31,25 +33,32 @@ def audited(name: str, target: str | None = None) -> Any:
     """
 
     async def record(request: Request, caller: TheCaller, gateway: TheGateway) -> AsyncIterator[None]:
-        if caller.kind is not KeyKind.ADMIN:
+        named = "" if target is None else unescaped(request.path_params[target])
+        async with recorded(gateway, caller, name, named) as action:
+            request.scope[_ACTION] = action
             yield
-            return
-        named = "" if target is None else unescaped(request.path_params[target])[:_LONGEST]
-        named = named if is_storable(named) else ""
-        action = audit.Action("console" if caller.in_console else "api", caller.name, name, named or None)
-        request.scope[_ACTION] = action
-        database, clock = gateway.runtime.database, gateway.runtime.clock
-        audit_id = await gateway.in_thread(partial(audit.begin, database, clock, action))
-        outcome = audit.DONE
-        try:
-            yield
-        except Exception as error:
-            outcome = audit.outcome_of(error)
-            raise
-        finally:
-            await gateway.in_thread(partial(audit.finish, database, audit_id, action, outcome))
 
     return Depends(record, scope="function")
+
+
+@asynccontextmanager
+async def recorded(gateway: Gateway, caller: Caller, name: str, target: str) -> AsyncIterator[audit.Action | None]:
+    """Record the action `name` on `target`, and how it ends, if the caller has an admin key. Yields the record."""
+    if caller.kind is not KeyKind.ADMIN:
+        yield None
+        return
+    named = target[:_LONGEST] if is_storable(target[:_LONGEST]) else ""
+    action = audit.Action("console" if caller.in_console else "api", caller.name, name, named or None)
+    database, clock = gateway.runtime.database, gateway.runtime.clock
+    audit_id = await gateway.in_thread(partial(audit.begin, database, clock, action))
+    outcome = audit.DONE
+    try:
+        yield action
+    except Exception as error:
+        outcome = audit.outcome_of(error)
+        raise
+    finally:
+        await gateway.in_thread(partial(audit.finish, database, audit_id, action, outcome))
 
 
 def describe(request: Request, *, user: UserKey | None = None, note: str | None = None) -> None:

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perdure.access.tenants import user_of
 from perdure.channels import WEB
 from perdure.channels.activity import PRESENCE, TYPING, note_activity
+from perdure.channels.http.auditing import recorded
 from perdure.channels.http.auth import Caller
 from perdure.channels.http.dependencies import Users, decide_as, require_turn
 from perdure.channels.http.errors import problem_of
@@ -226,15 +227,21 @@ class _Client:
         return {"turn_id": str(turn_id)}
 
     async def _cancel(self, frame: _Frame) -> dict[str, Any]:
-        turn_id = await self._turn(frame)
-        await self._gateway.in_thread(partial(cancel, self._gateway.runtime, turn_id))
+        named = _turn_id(frame)
+        async with recorded(self._gateway, self._caller, "turns.cancel", str(named)):
+            turn_id = await self._turn(frame)
+            await self._gateway.in_thread(partial(cancel, self._gateway.runtime, turn_id))
         return {"turn_id": str(turn_id)}
 
     async def _decide(self, frame: _Frame) -> dict[str, Any]:
         members = _members(frame)
         given: dict[str, Any] = {name: members[name] for name in ("call_id", "arguments") if name in members}
         decision = parse_decision(given | {"decision": frame.type})
-        turn_id, _ = await decide_as(self._gateway, self._caller, _turn_id(frame), decision)
+        named = _turn_id(frame)
+        async with recorded(self._gateway, self._caller, "turns.decide", str(named)) as action:
+            if action is not None:
+                action.note = f"{decision.decision} {decision.call_id}"
+            turn_id, _ = await decide_as(self._gateway, self._caller, named, decision)
         return {"turn_id": str(turn_id)}
 
     async def _turn(self, frame: _Frame) -> UUID:
