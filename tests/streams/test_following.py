@@ -723,3 +723,19 @@ def test_the_stream_of_an_erased_turn_ends(streaming: Streaming) -> None:
 
     run(main())
     assert client.done is None
+
+
+def test_a_hub_that_is_connecting_ends_with_its_event_loop(streaming: Streaming) -> None:
+    """`asyncio.run` cancels the tasks that are left once, and waits for them: redis-py drops it while it connects."""
+
+    async def begin_and_cancel(steps: int) -> int:
+        async with streaming.hub():
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            _, pending = await asyncio.wait(tasks, timeout=2)
+            return len(pending)
+
+    assert {steps: found for steps in range(1, 40) if (found := asyncio.run(begin_and_cancel(steps)))} == {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -121,7 +121,7 @@ class Hub:
     async def close(self) -> None:
         """End the tasks and close the connections."""
         pending = set(self._tasks)
-        while pending:  # a cancellation that arrives while redis-py connects can be lost
+        while pending:  # see `_answered`: redis-py may also connect again while it listens
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
@@ -171,7 +171,8 @@ class Hub:
         while self._client is not None and (rows is None or len(rows) == _MOST_READ):
             try:
                 async with self._reads:
-                    rows = await self._client.xrange(stream_key(self._prefix, turn_id), first, last, count=_MOST_READ)
+                    key = stream_key(self._prefix, turn_id)
+                    rows = await _answered(self._client.xrange(key, first, last, count=_MOST_READ))
             except redis.RedisError as error:
                 log.warning("the events of turn %s cannot be read: %s", turn_id, loggable(error))
                 return
@@ -184,7 +185,7 @@ class Hub:
         while True:
             try:
                 async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
-                    await subscription.subscribe(news_channel(self._prefix))
+                    await _answered(subscription.subscribe(news_channel(self._prefix)))
                     self.connected = True
                     self._wake_all()
                     async for message in subscription.listen():
@@ -232,7 +233,7 @@ class Hub:
         pipeline = self._client.pipeline(transaction=False)
         announce(pipeline, self._prefix, self._clock.now().timestamp(), turn_ids)
         try:
-            await pipeline.execute()
+            await _answered(pipeline.execute())
         except (redis.RedisError, OSError) as error:
             log.warning("listeners of %d turns cannot be announced to the workers: %s", len(turn_ids), loggable(error))
 
@@ -254,6 +255,18 @@ class Hub:
                 self._states[turn_id] = state
                 for news in listeners:
                     news.add(changed=True)
+
+
+async def _answered(command: Awaitable[Any]) -> Any:
+    """The answer to a command. A cancellation that arrives while redis-py connects is often lost: raised here instead.
+
+    Otherwise, an event loop that ends without `Hub.close`, as `asyncio.run` may, waits for its tasks without end.
+    """
+    answer = await command
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return answer
 
 
 async def _logged(task: Coroutine[Any, Any, None]) -> None:
