@@ -47,7 +47,6 @@ from perdure.output import OutputType
 from perdure.settings import OnUnavailable
 from perdure.text import declarations
 from perdure.text.untrusted import IDENTIFIER, is_identifier
-from perdure.tools import search
 from perdure.tools.awaited.asking import AskUser
 from perdure.tools.awaited.external import ExternalTool
 from perdure.tools.awaited.task import CeleryTool
@@ -323,9 +322,7 @@ class Agent:
         `connections` is `None`, the result has only the tools that the agent declares itself.
         """
         remote = connections.tools(self.servers) if connections is not None else ()
-        tools = Toolset([*self.tool_list, *remote])
-        tools.search = None if search.NAME in tools.names else search.over(tools.schemas)
-        return tools
+        return Toolset([*self.tool_list, *remote])
 
     @cached_property
     def fingerprint(self) -> str:

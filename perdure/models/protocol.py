@@ -8,19 +8,23 @@ and errors of `perdure.errors`.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol, Self, runtime_checkable
 
 from perdure.clock import Clock
 from perdure.errors import Abandoned, DeadlineExceeded, PerdureError
+from perdure.text.tokens import estimate_tokens
 
 _CALL = frozenset({"id", "name", "arguments"})
 _OPAQUE = frozenset({"endpoint", "family", "parts"})
 _USAGE = frozenset({"input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"})
+_TOKENS_AROUND_A_SCHEMA = 8
 
 
 def unknown_members(record: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -124,13 +128,19 @@ class Message:
         return [each for each in found if isinstance(each, Attachment) or each.strip()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolSchema:
     """A tool's description for a model. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+    @cached_property
+    def tokens(self) -> int:
+        """A conservative estimate of the tokens that the schema takes in a prompt."""
+        written = json.dumps(self.parameters, ensure_ascii=False)
+        return sum(map(estimate_tokens, (self.name, self.description, written))) + _TOKENS_AROUND_A_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,16 +253,19 @@ class Tool(Approvable, Generic[P, R]):
     _arguments: type[BaseModel]
     _context_parameter: str | None
     _keys: WireKeys = field(init=False)
+    _schema: ToolSchema = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_keys", WireKeys(self.parameters))
+        keys = WireKeys(self.parameters)
+        object.__setattr__(self, "_keys", keys)
+        object.__setattr__(self, "_schema", ToolSchema(self.name, self.description, keys.schema))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the undecorated function, for unit tests."""
         return self.function(*args, **kwargs)
 
     def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self._keys.schema)
+        return self._schema
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote against the function's signature.

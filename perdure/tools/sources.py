@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from perdure.models.protocol import ToolSchema
+from perdure.tools import search
 from perdure.tools.registry import Effect, Probe, ToolContext
 
 
@@ -85,29 +86,27 @@ class RunnableTool(Protocol):
 
 
 class Toolset:
-    """The tools of one prompt, by name. If two tools have the same name, the first tool is used.
-
-    Attributes:
-        search: The built-in tool that finds tools that are not in the prompt; `None` if another tool has its name. It
-            is in neither `names` nor `schemas`.
-    """
+    """The tools of one prompt, by name. If two tools have the same name, the first tool is used."""
 
     def __init__(self, tools: Iterable[RunnableTool] = ()) -> None:
         self._by_name: dict[str, RunnableTool] = {}
-        self.search: RunnableTool | None = None
         self.add(tools)
 
     def add(self, tools: Iterable[RunnableTool]) -> None:
-        """Add tools. Those that the set has already keep their names. `search` gives way to a tool with its name."""
+        """Add tools. Those that the set has already keep their names."""
         for each in tools:
             self._by_name.setdefault(each.name, each)
-        if self.search is not None and self.search.name in self._by_name:
-            self.search = None
+
+    @property
+    def search(self) -> RunnableTool | None:
+        """The built-in tool that finds tools that are not in the prompt; `None` if another tool has its name.
+
+        It is in neither `names` nor `schemas`.
+        """
+        return None if search.NAME in self._by_name else search.over(self.schemas)
 
     def find(self, name: str) -> RunnableTool | None:
-        if self.search is not None and name == self.search.name:
-            return self.search
-        return self._by_name.get(name)
+        return self.search if name == search.NAME and name not in self._by_name else self._by_name.get(name)
 
     @property
     def names(self) -> tuple[str, ...]:

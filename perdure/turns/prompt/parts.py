@@ -6,7 +6,6 @@ Turns are kept or left out whole, so that a tool call keeps its result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,9 +14,7 @@ from typing import TypeVar
 
 from perdure.models.protocol import ToolSchema
 from perdure.text.quoting import Quoter, quoted
-from perdure.text.tokens import BYTES_PER_TOKEN, beginning, estimate_tokens, size
-
-_SCHEMA_TOKENS = 8
+from perdure.text.tokens import BYTES_PER_TOKEN, beginning, size
 
 Turn = TypeVar("Turn")
 
@@ -67,12 +64,12 @@ def render(part: Part, quoter: Quoter) -> str:
 
 def fitting(part: Part) -> list[str]:
     """The leading pieces that fit the budget together. If not even the first piece fits, returns its beginning."""
+    if not part.pieces:
+        return []
     room = part.budget * BYTES_PER_TOKEN - size(quoted(part.mark, part.title, ["."])) + 1
     spent = accumulate(size(piece) + 1 for piece in part.pieces)
     kept = [piece for piece, total in zip(part.pieces, spent, strict=True) if total - 1 <= room]
-    if not kept and part.pieces:
-        kept = [head for head in [beginning(part.pieces[0], room)] if head]
-    return kept
+    return kept or [head for head in [beginning(part.pieces[0], room)] if head]
 
 
 def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> list[Turn]:
@@ -84,10 +81,5 @@ def latest(turns: Sequence[Turn], cost: Callable[[Turn], int], budget: int) -> l
 
 def affordable(tools: Sequence[ToolSchema], budget: int) -> tuple[ToolSchema, ...]:
     """The leading `tools` that fit the budget together. An agent lists its most important tools first."""
-    spent = accumulate(schema_tokens(tool) for tool in tools)
+    spent = accumulate(tool.tokens for tool in tools)
     return tuple(tool for tool, total in zip(tools, spent, strict=True) if total <= budget)
-
-
-def schema_tokens(tool: ToolSchema) -> int:
-    written = json.dumps(tool.parameters, ensure_ascii=False)
-    return estimate_tokens(tool.name) + estimate_tokens(tool.description) + estimate_tokens(written) + _SCHEMA_TOKENS

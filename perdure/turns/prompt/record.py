@@ -26,7 +26,7 @@ from perdure.agents import Agent
 from perdure.models.protocol import ToolSchema
 from perdure.models.settings import SECRET
 from perdure.text.tokens import estimate_tokens
-from perdure.turns.prompt.parts import Part, schema_tokens
+from perdure.turns.prompt.parts import Part
 from perdure.turns.transcript import Entry
 
 AS_BEFORE = "as_before"
@@ -94,7 +94,7 @@ def of_call(
         "history": {"ranges": _ranges(entry.seq for entry in earlier if entry.seq is not None), "budget": budget},
         "tools": {
             "names": [each.name for each in tools],
-            "tokens": sum(map(schema_tokens, tools)),
+            "tokens": sum(each.tokens for each in tools),
             "sha256": sha256(schemas) if tools else None,
         },
     }

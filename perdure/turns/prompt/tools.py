@@ -17,7 +17,7 @@ from perdure.runtime import Runtime
 from perdure.settings import Settings
 from perdure.tools import search
 from perdure.tools.sources import Toolset
-from perdure.turns.prompt.parts import affordable, schema_tokens
+from perdure.turns.prompt.parts import affordable
 
 DEFAULT_WINDOW = 32_000
 """The tokens of a window that is not known."""
@@ -65,11 +65,11 @@ def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offe
     """At most `MOST_TOOLS` tools that fit into `most` tokens. `messages` are the turn's own, whose searches count."""
     schemas = tools.schemas()
     sent = affordable(schemas[:MOST_TOOLS], most)
-    room = most if tools.search is None else most - schema_tokens(tools.search.schema())
-    if len(sent) < len(schemas) and tools.search is not None and room > 0:
+    search_tool = tools.search.schema() if len(sent) < len(schemas) and tools.search is not None else None
+    if search_tool is not None and (room := most - search_tool.tokens) > 0:
         found = affordable(search.found_in(messages, schemas)[: MOST_TOOLS - 1], room)
         others = [each for each in schemas if each not in found]
-        first = affordable(others[: MOST_TOOLS - 1 - len(found)], room - sum(map(schema_tokens, found)))
-        sent = (*first, tools.search.schema(), *found)
+        first = affordable(others[: MOST_TOOLS - 1 - len(found)], room - sum(each.tokens for each in found))
+        sent = (*first, search_tool, *found)
     names = {each.name for each in sent}
     return Offered(sent, tuple(each.name for each in schemas if each.name not in names), most)

@@ -25,7 +25,6 @@ from perdure.turns.lease.tenure import TurnRow, TurnScope
 from perdure.turns.prompt import record
 from perdure.turns.prompt.build import Prompt, Told, build, fitting_entries, halved, within_window
 from perdure.turns.prompt.files import FileLimits, attached_tokens
-from perdure.turns.prompt.parts import schema_tokens
 from perdure.turns.prompt.tools import MOST_TOOLS, Offered, budget, offered, usable_window
 from perdure.turns.run.parallel_guards import HeldText, ParallelGuards
 from perdure.turns.transcript import Transcript
@@ -276,4 +275,4 @@ def tokens_of_texts(request: ModelRequest) -> int:
     """An estimate of the tokens of a prompt without its files."""
     calls = (call.name + call.arguments for each in request.messages for call in each.tool_calls)
     texts = [*(each.content for each in request.messages), *calls]
-    return sum(map(estimate_tokens, texts)) + sum(map(schema_tokens, request.tools))
+    return sum(map(estimate_tokens, texts)) + sum(each.tokens for each in request.tools)

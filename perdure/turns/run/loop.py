@@ -437,7 +437,7 @@ def turn_of(runtime: Runtime, tenure: Tenure, agent: Agent, transcript: Transcri
     Raises:
         PerdureError, SettingsError: the agent or its model cannot be used.
     """
-    if isinstance(agent, RunsItsTurns):
+    if not agent.is_own and isinstance(agent, RunsItsTurns):
         return agent.begin_turn(runtime, tenure, transcript, variables)
     return OwnTurn(runtime, tenure, agent, transcript, variables)
 
