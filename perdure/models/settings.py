@@ -8,7 +8,7 @@ program starts: against the types here, and against what the model's protocol ha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, create_model
 
@@ -65,19 +65,13 @@ _OF_AN_ANSWER = _ABOUT_TOOLS | {"max_tokens", "stop_sequences", "logit_bias"}
 """Settings for the answers of an agent. Summaries, titles and the extraction of memories do not have them."""
 
 
-@runtime_checkable
-class TakesSettings(Protocol):
-    """A model that takes settings. A model without this member takes none."""
-
-    @property
-    def supported_settings(self) -> frozenset[str]:
-        """The names of the settings that the model's protocol has."""
-        ...
-
-
 def supported_by(model: Model) -> frozenset[str]:
-    """The settings that `model` takes. `timeout` is not one of them: perdure itself ends a call."""
-    return model.supported_settings - {"timeout"} if isinstance(model, TakesSettings) else frozenset()
+    """The settings that `model` takes: the names in its attribute `supported_settings`, and none without it.
+
+    `timeout` is not one of them: perdure itself ends a call.
+    """
+    supported: frozenset[str] = getattr(model, "supported_settings", frozenset())
+    return supported - {"timeout"}
 
 
 def check(given: object, owner: str) -> None:
