@@ -179,16 +179,17 @@ def build(
         parts, case_ids = past_parts(runtime, scope, turn, agent, transcript, limits=limits, quoter=quoter)
     places: dict[Place, list[str]] = {place: [] for place in Place}
     noted = []
-    for part in sorted(parts, key=lambda each: list(Place).index(each.place)):
-        if text := render(part, quoter):
-            places[part.place].append(text)
-            noted.append(record.of_part(part, text))
+    for place, texts in places.items():
+        for part in parts:
+            if part.place is place and (text := render(part, quoter)):
+                texts.append(text)
+                noted.append(record.of_part(part, text))
     system = [instructions, about] if instructions else [about]
-    texts = ("\n\n".join(each) for each in (system, places[Place.PAST], places[Place.SUMMARY]))
+    beginning = ("\n\n".join(each) for each in (system, places[Place.PAST], places[Place.SUMMARY]))
     now = f"{circumstances(turn, turn.started_at or runtime.clock.now(), runtime.settings.timezone)} {ending}"
     note = "\n\n".join([*places[Place.TURN], now])
     return Prompt(
-        tuple(text for text in texts if text), note, case_ids, turns_budget(limits), code,
+        tuple(text for text in beginning if text), note, case_ids, turns_budget(limits), code,
         record.of_instructions(instructions, room), tuple(noted),
     )  # fmt: skip
 
