@@ -6,8 +6,8 @@ service has accepted a part and others follow, the delivery's row records it, an
 omits it. A service without idempotency keys may still show a part twice: the one that it accepted just before the
 worker died.
 
-Each file that a line at the end of a reply names is a part. If the file cannot be read, or the service refuses it, the
-line is sent in its place.
+Each file that a line at the end of a reply names is a part. If the file cannot be read, the service refuses it, or has
+not confirmed it in half of the attempts, the line is sent in its place, so that the parts after it arrive.
 
 Each channel has a circuit breaker, `channel:NAME`.
 """
@@ -34,7 +34,7 @@ from perdure.resilience.registry import BreakerRegistry
 from perdure.runtime import Runtime
 from perdure.text.untrusted import cut, shown_json
 from perdure.tools.registry import USER
-from perdure.turns.outbox import DeliveryFailed, NotAsked, Undeliverable
+from perdure.turns.outbox import MAX_ATTEMPTS, DeliveryFailed, NotAsked, Undeliverable
 from perdure.turns.reading import cut_off, find_owner, question_of
 
 TIMEOUT_S = 30.0
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 _NOT_SHOWN = "The answer could not be shown in this chat. Ask again, or for a shorter answer."
 _FRAME_CHARS = 20
 _NAMED_KINDS = frozenset({"image", "audio", "video"})
+_UNCONFIRMED = "unconfirmed"
+_MOST_UPLOADS = MAX_ATTEMPTS // 2
 _NO_PATH = str.maketrans(dict.fromkeys("/\\", "_"))
 
 
@@ -73,6 +75,11 @@ class _Part:
     def mark(self) -> str:
         """What the row records of the message. Another release may split a reply differently: its parts are others."""
         return f"{self.key} {blake2s(self.text.encode(errors='replace'), digest_size=4).hexdigest()}"
+
+    @property
+    def unconfirmed(self) -> str:
+        """What the row records of an attempt in which the service did not confirm the part's file."""
+        return f"{self.mark} {_UNCONFIRMED}"
 
 
 class ChatCarrier:
@@ -117,12 +124,26 @@ class ChatCarrier:
         unsent = [part for part in parts if part.mark not in sent]
         for part in unsent:
             # Only the first part answers an interaction.
-            answering = replace(place, token=None) if sent else place
-            self._post(channel, answering, self._with_file(part, channel, turn), f"{message_id}:{part.key}")
-            before, sent = sent, [*sent, part.mark]
-            target["sent"] = sent
-            if self._note is not None and part is not unsent[-1]:  # after the last one, the delivery is over
-                self._note(UUID(message_id), before, sent)
+            answering = place if all(each.endswith(_UNCONFIRMED) for each in sent) else replace(place, token=None)
+            tried = sent.count(part.unconfirmed) < _MOST_UPLOADS
+            shown = self._with_file(part, channel, turn) if tried else part
+            try:
+                self._post(channel, answering, shown, f"{message_id}:{part.key}")
+            except DeliveryFailed as failed:
+                if shown.file is not None and not isinstance(failed, NotAsked | Undeliverable):
+                    self._record(target, message_id, sent, part.unconfirmed)
+                raise
+            if part is unsent[-1]:  # the delivery is over
+                target["sent"] = [*sent, part.mark]
+            else:
+                sent = self._record(target, message_id, sent, part.mark)
+
+    def _record(self, target: dict[str, Any], message_id: str, sent: list[str], mark: str) -> list[str]:
+        """Record a part that was sent, or a file that was not confirmed; returns all marks."""
+        marks = target["sent"] = [*sent, mark]
+        if self._note is not None:
+            self._note(UUID(message_id), sent, marks)
+        return marks
 
     def _with_file(self, part: _Part, channel: Channel, turn: dict[str, Any]) -> _Part:
         """The part with the content of its file, if it has one that can be read."""

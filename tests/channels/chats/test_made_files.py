@@ -16,7 +16,7 @@ from perdure.channels.services.telegram import Telegram
 from perdure.errors import ProviderError
 from perdure.files.results import describe_result, ending_files
 from perdure.files.store import Owner
-from perdure.turns.outbox import DeliveryFailed
+from perdure.turns.outbox import MAX_ATTEMPTS, DeliveryFailed
 from tests.channels.chats.installation import AllServers, Installation
 from tests.channels.chats.updates import said, slack_event, telegram_said
 from tests.channels.discord_server import DiscordServer
@@ -104,6 +104,33 @@ def test_a_failed_upload_is_repeated_alone(three: Installation, every: AllServer
     assert [each for each in every.texts() if each] == ["A circle."]
     assert every.received() == [("image.png", IMAGE)]
     assert status(three) == [("delivered", 2)]
+
+
+@SERVICES
+def test_the_line_is_sent_if_no_upload_is_confirmed(three: Installation, every: AllServers, name: str) -> None:
+    """What follows the file arrives, too. An earlier attempt is enough for the text before the file."""
+    lines = [line_of(three, USERS[name]), line_of(three, USERS[name], gif(2, 2))]
+    reply(three, name, "\n".join(["A circle.", *lines]))
+    channel, uploads = three.channels[name], list[str]()
+    send_file = channel.send_file
+
+    def fail_for_the_first(place: Place, file: Attachment, key: str) -> None:
+        uploads.append(file.name)
+        if file.media_type == "image/png":
+            raise DeliveryFailed("no answer within 30 s")
+        send_file(place, file, key)
+
+    channel.send_file = fail_for_the_first  # type: ignore[method-assign]
+    three.work()
+    for _ in range(MAX_ATTEMPTS // 2 - 1):
+        assert every.texts()[-1] == "A circle."
+        retry(three)
+    assert status(three) == [("pending", MAX_ATTEMPTS // 2)]
+    retry(three)
+    assert [each.replace("\\", "") for each in every.texts() if each] == ["A circle.", lines[0]]
+    assert [each for each, _ in every.received()] == ["image.gif"]
+    assert uploads == [*["image.png"] * (MAX_ATTEMPTS // 2), "image.gif"]
+    assert status(three) == [("delivered", MAX_ATTEMPTS // 2 + 1)]
 
 
 @SERVICES
