@@ -181,7 +181,7 @@ def build(
     noted = []
     for place, texts in places.items():
         for part in parts:
-            if part.place is place and (text := render(part, quoter)):
+            if part.place == place and (text := render(part, quoter)):
                 texts.append(text)
                 noted.append(record.of_part(part, text))
     system = [instructions, about] if instructions else [about]
