@@ -377,9 +377,15 @@ def _connected(session: _Session, connection: Any, record: ConnectionPoolEntry) 
 
 
 def _refuse_unusable(connection: Any, *_: Any) -> None:
-    """Make the pool replace a connection that is returned to it closed or within a transaction."""
+    """Make the pool replace a connection that is returned to it closed or within a transaction.
+
+    Also resets the isolation level before SQLAlchemy returns the connection to autocommit. Otherwise the driver resets
+    it at the begin of the connection's next transaction, with a statement of its own.
+    """
     if connection.closed or connection.status != psycopg2.extensions.STATUS_READY:
         raise psycopg2.InterfaceError("connection already closed, or in a transaction")
+    if not connection.autocommit:
+        connection.isolation_level = None
 
 
 def _rows(

@@ -69,6 +69,17 @@ def test_a_transaction_commits_together_or_not_at_all(database: Database, other:
     assert database.run(INSERT, {"user_id": "cho"}), "the connection is usable again"
 
 
+def test_the_driver_begins_a_transaction_with_one_statement(database: Database) -> None:
+    """If the connection had the level of an earlier transaction, the driver would reset it with another one."""
+    for _ in range(2):
+        with database.transaction("level") as transaction:
+            [row] = transaction.run(Statement("test.level", "SELECT current_setting('transaction_isolation') AS is"), {})
+            assert row[0] == "read committed"
+    with database.engine.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        assert (driver.autocommit, driver.isolation_level) == (True, None)
+
+
 def test_a_statement_prepared_in_a_failed_transaction_can_be_run_again(database: Database) -> None:
     """A rollback does not remove the statements that the transaction prepared, so they can be run again."""
     for _ in range(3):
@@ -135,13 +146,13 @@ def test_killed_connections_are_replaced(database: Database, other: Database) ->
 
 
 def test_a_transaction_on_a_killed_connection_is_unavailable(database: Database, other: Database) -> None:
-    """A transaction on a killed connection fails before its first statement."""
+    """A transaction on a killed connection fails at its first statement. The next one has another connection."""
     for _ in range(3):
         with database.transaction("alive") as transaction:
             assert transaction.run(COUNT, {})[0].users == 0
         other.run(KILL, {})
-        with pytest.raises(Unavailable), database.transaction("dead"):
-            raise AssertionError("there is no connection")
+        with pytest.raises(Unavailable), database.transaction("dead") as transaction:
+            transaction.run(COUNT, {})
 
 
 def test_a_transaction_killed_in_the_middle_is_unavailable(database: Database, other: Database) -> None:
