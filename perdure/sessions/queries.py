@@ -37,6 +37,7 @@ OPEN = Statement(
                AND NOT EXISTS (SELECT FROM sessions AS n WHERE n.previous_session_id = s.session_id)
              ORDER BY s.created_at DESC LIMIT 1))
     ON CONFLICT (user_id, scope) WHERE routable DO NOTHING
+    RETURNING session_id, unsettled, false AS over, false AS idle
     """,
 )
 

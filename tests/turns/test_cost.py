@@ -83,6 +83,19 @@ def test_a_turn_of_two_model_calls_and_a_tool(harness: Harness) -> None:
     assert harness.sql("SELECT count(*) FROM snapshots")[0][0] == 0
 
 
+def test_the_first_message_of_a_user(harness: Harness) -> None:
+    """Two statements look for the session and the message, one opens the session, and one accepts, as it tries first.
+
+    Over a slow network, each takes a round trip.
+    """
+    for user in ("bob", "cho", "dan"):
+        harness.send(user_id=user)  # prepares all statements
+    with counted(harness.database) as (statements, commits):
+        harness.send(user_id="eve")
+    assert commits == ["turns.enqueue", "turns.accept"]
+    assert len(statements) == 5, statements
+
+
 def test_changed_working_variables_cost_a_row_and_no_statement(harness: Harness) -> None:
     """The claim statement reads the working variables, and the step statement writes them as a row in `snapshots`."""
 

@@ -310,9 +310,10 @@ def _accept_under_lock(
     if ending is not None and not earlier:
         transaction.run(sessions.REQUEST_END, {"session_ids": [ending], "reason": IDLE})
     if (ending is not None or not targets) and not earlier:
-        _open_session(runtime, transaction, message, parameters)
-        targets = transaction.run(sessions.LOCK_TARGET, parameters)
-        earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        targets = _open_session(runtime, transaction, message, parameters)
+        if not targets:  # another process has opened it
+            targets = transaction.run(sessions.LOCK_TARGET, parameters)
+            earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
     if earlier:
         _require_same_files(transaction, earlier[0], parameters["file_ids"])
         return _repeated(earlier[0], parameters)
@@ -370,12 +371,13 @@ def _used(
 
 def _open_session(
     runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
-) -> None:
+) -> Sequence[Row[Any]]:
+    """Open the user's next session; returns its row, as LOCK_TARGET does, or none if there is an open one."""
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
     opened = {**parameters, "session_id": new_id(runtime.clock), "agent": agent}
-    transaction.run(sessions.OPEN, opened)
+    return transaction.run(sessions.OPEN, opened)
 
 
 def _answer_question(transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit | None:
