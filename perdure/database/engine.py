@@ -385,7 +385,7 @@ def _refuse_unusable(connection: Any, *_: Any) -> None:
     if connection.closed or connection.status != psycopg2.extensions.STATUS_READY:
         raise psycopg2.InterfaceError("connection already closed, or in a transaction")
     if not connection.autocommit:
-        connection.isolation_level = None
+        connection.set_isolation_level(None)
 
 
 def _rows(

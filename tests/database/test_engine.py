@@ -73,8 +73,7 @@ def test_the_driver_begins_a_transaction_with_one_statement(database: Database) 
     """If the connection had the level of an earlier transaction, the driver would reset it with another one."""
     for _ in range(2):
         with database.transaction("level") as transaction:
-            [row] = transaction.run(Statement("test.level", "SELECT current_setting('transaction_isolation') AS is"), {})
-            assert row[0] == "read committed"
+            assert transaction.run(SETTING, {"name": "transaction_isolation"})[0].value == "read committed"
     with database.engine.connect() as connection:
         driver: Any = connection.connection.dbapi_connection
         assert (driver.autocommit, driver.isolation_level) == (True, None)

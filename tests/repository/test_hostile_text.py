@@ -145,7 +145,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     ),
     "perdure.channels.services.splitting.units": splitting.units,
     "perdure.channels.services.splitting.split": lambda given: splitting.split(
-        given, 2_000, lambda part: len(telegram_markup.visible(telegram_markup.render(part)))
+        given, 400, lambda part: len(telegram_markup.visible(telegram_markup.render(part)))
     ),
     "perdure.text.contradiction.features": contradiction.features,
     "perdure.text.contradiction.difference": lambda given: contradiction.difference(given, f"{given} 1"),

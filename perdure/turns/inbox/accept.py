@@ -104,6 +104,10 @@ class Source(Protocol):
         ...
 
 
+_Looked = tuple[Sequence[Row[Any]], Sequence[Row[Any]]]
+"""The row of a message's session, and that of an earlier copy of the message; empty if there is none."""
+
+
 class SourceTaken(Exception):
     """The message is not accepted: another process has its row, or the row was changed or erased."""
 
@@ -302,18 +306,12 @@ def _accept_under_lock(
     runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
 ) -> _Commit:
     rate_limit.queue_up(transaction, runtime.settings.guard, message.user)
-    # Look for an earlier copy of the message only after the session is locked: another process may be accepting the
-    # same message, or opening the session.
-    targets = transaction.run(sessions.LOCK_TARGET, parameters)
-    earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+    targets, earlier = _look(transaction, parameters)
     ending = targets[0].session_id if targets and targets[0].idle and message.session_id is None else None
     if ending is not None and not earlier:
         transaction.run(sessions.REQUEST_END, {"session_ids": [ending], "reason": IDLE})
     if (ending is not None or not targets) and not earlier:
-        targets = _open_session(runtime, transaction, message, parameters)
-        if not targets:  # another process has opened it
-            targets = transaction.run(sessions.LOCK_TARGET, parameters)
-            earlier = transaction.run(queries.FIND_ACCEPTED, parameters)
+        targets, earlier = _open_session(runtime, transaction, message, parameters)
     if earlier:
         _require_same_files(transaction, earlier[0], parameters["file_ids"])
         return _repeated(earlier[0], parameters)
@@ -334,6 +332,14 @@ def _accept_under_lock(
         hasten(transaction, targets[0].session_id)
         return commit
     return replace(_enqueue_locked(transaction, parameters), ending=ending)
+
+
+def _look(transaction: Transaction, parameters: dict[str, Any]) -> _Looked:
+    """The message's session, locked, and an earlier copy of the message.
+
+    In this order, because another process may be accepting the same message, or opening the session.
+    """
+    return transaction.run(sessions.LOCK_TARGET, parameters), transaction.run(queries.FIND_ACCEPTED, parameters)
 
 
 def _repeated(row: Row[Any], parameters: dict[str, Any]) -> _Commit:
@@ -371,13 +377,14 @@ def _used(
 
 def _open_session(
     runtime: AcceptingRuntime, transaction: Transaction, message: Incoming, parameters: dict[str, Any]
-) -> Sequence[Row[Any]]:
-    """Open the user's next session; returns its row, as LOCK_TARGET does, or none if there is an open one."""
+) -> _Looked:
+    """Open the user's next session, unless another process has done so. Returns what `_look` does."""
     if message.session_id is not None:
         raise NotFound("There is no such session.")
     agent = message.agent or runtime.agents.default.name
     opened = {**parameters, "session_id": new_id(runtime.clock), "agent": agent}
-    return transaction.run(sessions.OPEN, opened)
+    targets = transaction.run(sessions.OPEN, opened)
+    return (targets, ()) if targets else _look(transaction, parameters)
 
 
 def _answer_question(transaction: Transaction, session_id: UUID, parameters: dict[str, Any]) -> _Commit | None:
