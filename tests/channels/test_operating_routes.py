@@ -242,3 +242,21 @@ def test_a_report_has_the_texts_of_duplicates(client: TestClient, runtime: Runti
 def _scripted(runtime: Runtime, *replies: Any) -> Runtime:
     model = Scripted(*replies)
     return replace(runtime, models=lambda _name: model)
+
+
+def test_a_record_names_what_was_changed_for_a_user(client: TestClient) -> None:
+    """A schedule by its id, a conversation by its key, and a link by its channel: its id may be a telephone number."""
+    user = {"user_id": "ann"}
+    made = client.post("/v1/schedules", json={**user, "text": "a secret", "cron": "0 7 * * *"})
+    assert made.status_code == 201
+    assert client.post("/v1/messages", json={**user, "text": "hi", "conversation": "tea"}).status_code == 202
+    assert client.patch("/v1/conversations/tea", params=user, json={"title": "a secret"}).status_code == 200
+    link = {**user, "channel": "telegram", "external_id": "a secret"}
+    assert client.delete("/v1/links", params=link).status_code == 204
+    recorded = client.get("/v1/audit").json()
+    assert [(each["action"], each["target"], each["user_id"], each["note"]) for each in recorded] == [
+        ("links.remove", None, "ann", "telegram"),
+        ("conversations.change", "tea", "ann", None),
+        ("schedules.add", None, "ann", made.json()["schedule_id"]),
+    ]
+    assert "a secret" not in str(recorded)

@@ -10,9 +10,11 @@ import pytest
 import typer
 
 from perdure import audit
+from perdure.access.tenants import UserKey
 from perdure.cli import COMMANDS, load
 from perdure.database.engine import Database
 from perdure.runtime import Runtime
+from perdure.timetable import reminders
 from perdure.turns.inbox import accept
 from perdure.turns.inbox.incoming import parse_incoming
 from tests.cli.conftest import Perdure
@@ -63,7 +65,8 @@ def test_a_command_is_recorded(perdure: Perdure, runtime: Runtime, database: Dat
     members = ("via", "action", "target", "user_id", "note", "outcome")
     assert [cancelled[each] for each in members] == ["command", "turns.cancel", str(ids.turn_id), "ann", None, "done"]
     assert [paused[each] for each in members] == ["command", "pauses.begin", None, "ann", "agent assistant", "done"]
-    assert [added[each] for each in members] == ["command", "schedules.add", None, "ann", None, "done"]
+    made = reminders.list_reminders(database, UserKey("ann"))[0]["schedule_id"]
+    assert [added[each] for each in members] == ["command", "schedules.add", None, "ann", made, "done"]
     assert [reset[each] for each in members] == ["command", "breakers.reset", "llm:none", None, None, "NOT_FOUND"]
     assert "@" in cancelled["actor"]
     assert "a secret" not in str([reset, added, paused, cancelled])

@@ -11,7 +11,7 @@ import typer
 
 from perdure.access.tenants import parse_tenant, user_key
 from perdure.cli import connecting
-from perdure.cli.audited import audited
+from perdure.cli.audited import audited, describe
 from perdure.cli.display import AsJson, write_json, write_table
 
 commands = typer.Typer(help="Scheduled work.", no_args_is_help=True)
@@ -90,6 +90,7 @@ def add(
         moment = reminders.parse_moment(settings, clock.now(), at, cron, timezone)
         new = reminders.NewReminder(new_id(clock), key, text, moment, "cli", conversation=conversation)
         made = reminders.add(database, settings, new)
+        describe(made["schedule_id"])
     if as_json:
         write_json(made)
     else:

@@ -42,7 +42,7 @@ async def list_(
     "/{conversation}",
     response_description="The conversation as it is now.",
     responses=problems(*WITH_BODY),
-    dependencies=[audited("conversations.change")],
+    dependencies=[audited("conversations.change", "conversation")],
 )
 async def change(
     conversation: parameters.ConversationPath,

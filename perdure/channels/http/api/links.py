@@ -66,5 +66,5 @@ async def remove(
 ) -> None:
     """Remove a user's link, if it exists. Messages from before the removal stay with the user."""
     user = users.queried(user_id)
-    describe(request, user=user)
+    describe(request, user=user, note=channel)
     await gateway.in_thread(partial(remove_link, gateway.runtime.database, user, channel, external_id))

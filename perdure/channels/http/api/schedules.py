@@ -55,7 +55,9 @@ async def add(body: NewScheduleBody, request: Request, gateway: TheGateway, user
     """
     user = users.key(body.user_id)
     describe(request, user=user)
-    return await gateway.in_thread(partial(_add, gateway.runtime, user, body))
+    made = await gateway.in_thread(partial(_add, gateway.runtime, user, body))
+    describe(request, note=str(made.schedule_id))
+    return made
 
 
 @router.get("", response_description="The schedules, the next due first.", responses=problems(404))
