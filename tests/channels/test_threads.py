@@ -122,13 +122,14 @@ def test_cancelled_callers_add_no_threads() -> None:
     release = threading.Event()
 
     async def main() -> int:
+        others = set(threading.enumerate())
         with pool() as threads:
             for _ in range(4):
                 gone = [asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S))) for _ in range(MOST)]
                 await asyncio.wait(gone, timeout=3 * _CHECK_S)
                 for each in gone:
                     each.cancel()
-            most = sum(each.name.startswith("gateway-") for each in threading.enumerate())
+            most = sum(each.name.startswith("gateway-") for each in set(threading.enumerate()) - others)
             release.set()
             return most
 
@@ -141,10 +142,11 @@ def test_a_thread_that_hangs_ends_with_the_process() -> None:
     release = threading.Event()
 
     async def main() -> tuple[float, bool]:
+        others = set(threading.enumerate())
         threads = Threads(MOST)
         stuck = asyncio.ensure_future(threads.run(lambda: release.wait(_PATIENCE_S)))
         await asyncio.sleep(0)
-        (thread,) = (each for each in threading.enumerate() if each.name.startswith("gateway-"))
+        (thread,) = (each for each in set(threading.enumerate()) - others if each.name.startswith("gateway-"))
         began = time.monotonic()
         threads.close()
         took = time.monotonic() - began
