@@ -48,9 +48,9 @@ def open_gateway(
     require_database(settings, where.database_url)
     with ExitStack() as opened:
         waker = BackgroundWaker(settings, where, publisher)
+        opened.callback(waker.close)
         runtime = assemble(settings, where.database_url, waker, where.redis_url)
         opened.callback(runtime.close)
-        opened.callback(waker.close)
         kills = Kills(where.redis_url, settings.redis_prefix)
         opened.callback(kills.close)
         source = observed(

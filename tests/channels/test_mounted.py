@@ -17,7 +17,10 @@ import perdure
 from perdure.application import gateway as opening
 from perdure.application.gateway import MountedGateway
 from perdure.errors import SettingsError, Unavailable
+from perdure.runtime import Runtime
+from perdure.workers import opened
 from perdure.workers.opened import OpenGateway
+from perdure.workers.publish.background import BackgroundWaker
 from tests.turns.harness import PATIENCE_S
 
 BASE_URL = "http://shop.example"
@@ -145,14 +148,14 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     really = opening._open
 
     def counted(*given: Any) -> OpenGateway:
-        opened, number = really(*given), len(found)
+        made, number = really(*given), len(found)
         found.append(False)
 
         def close() -> None:
             found[number] = True
-            opened.close()
+            made.close()
 
-        return OpenGateway(opened.app, close)
+        return OpenGateway(made.app, close)
 
     monkeypatch.setattr(opening, "_open", counted)
     return found
@@ -234,3 +237,16 @@ def test_an_opening_that_fails_is_tried_again(
     monkeypatch.setattr(opening, "_open", fail)
     assert asyncio.run(ask_twice()) == [500, 500, 200, 200]
     assert closed == [True]
+
+
+def test_an_opening_that_fails_leaves_nothing_open(agents: MountedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections to the broker, which may be the application's own, are closed with the rest."""
+    left: list[str] = []
+
+    def fail(*_: Any) -> Runtime:
+        raise Unavailable("down")
+
+    monkeypatch.setattr(opened, "assemble", fail)
+    monkeypatch.setattr(BackgroundWaker, "close", lambda waker: left.append(type(waker).__name__))
+    assert asyncio.run(_ask(agents, 1)) == [500]
+    assert left == ["BackgroundWaker"]
