@@ -125,8 +125,7 @@ class ChatCarrier:
         for part in unsent:
             # Only the first part answers an interaction.
             answering = place if all(each.endswith(_UNCONFIRMED) for each in sent) else replace(place, token=None)
-            tried = sent.count(part.unconfirmed) < _MOST_UPLOADS
-            shown = self._with_file(part, channel, turn) if tried else part
+            shown = self._with_file(part, channel, turn, sent)
             try:
                 self._post(channel, answering, shown, f"{message_id}:{part.key}")
             except DeliveryFailed as failed:
@@ -145,9 +144,12 @@ class ChatCarrier:
             self._note(UUID(message_id), sent, marks)
         return marks
 
-    def _with_file(self, part: _Part, channel: Channel, turn: dict[str, Any]) -> _Part:
-        """The part with the content of its file, if it has one that can be read."""
+    def _with_file(self, part: _Part, channel: Channel, turn: dict[str, Any], sent: Sequence[str]) -> _Part:
+        """The part with the content of its file, if it has one that can be read and may still be tried."""
         if part.file_id is None or self._read_file is None:
+            return part
+        if sent.count(part.unconfirmed) >= _MOST_UPLOADS:
+            log.warning("%s has not confirmed a file in %d attempts: its line is sent", channel.name, _MOST_UPLOADS)
             return part
         return replace(part, file=self._read_file(UUID(turn["turn_id"]), part.file_id, channel.most_file_bytes))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.access.tenants import UserKey
+from perdure.channels.services.buttons import Buttons
 from perdure.channels.services.protocol import Attachment, Place
+from perdure.channels.services.replies import ChatCarrier
 from perdure.channels.services.telegram import Telegram
 from perdure.errors import ProviderError
 from perdure.files.results import describe_result, ending_files
@@ -184,6 +188,30 @@ def test_a_file_replaces_the_deferred_answer_of_a_command(three: Installation, d
     three.channels["discord"].send_file(place, Attachment(IMAGE, "image.png", "image/png"), "key")
     assert discord.received == [("tok", "image.png", IMAGE)]
     assert discord.sent == []
+
+
+def test_an_unconfirmed_file_leaves_the_deferred_answer_to_its_line(
+    three: Installation, discord: DiscordServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a reply that is only a file, nothing has answered the interaction before."""
+    made_ms = int(three.runtime.clock.now().timestamp() * 1000) - 1_420_070_400_000
+    target = {"channel": "discord", "place": {"chat": "21", "message": str(made_ms << 22), "token": "900:tok"}}
+    line = line_of(three, USERS["discord"])
+    body = json.dumps({"turn_id": str(UUID(int=1)), "reply": {"text": line}}).encode()
+
+    def fail(*_: Any) -> None:
+        raise DeliveryFailed("no answer within 30 s")
+
+    monkeypatch.setattr(three.channels["discord"], "send_file", fail)
+    discord.acknowledge("tok")
+    read = Attachment(IMAGE, "image.png", "image/png")
+    carrier = ChatCarrier(three.channels, Buttons([b""]), read_file=lambda *_: read)
+    for _ in range(MAX_ATTEMPTS // 2):
+        with pytest.raises(DeliveryFailed):
+            carrier.carry(target, body, "one delivery")
+    carrier.carry(target, body, "one delivery")
+    assert ([each["content"] for each in discord.edited], discord.sent) == ([line], [])
+    assert "discord has not confirmed a file in 6 attempts" in caplog.text
 
 
 def test_a_repeated_file_is_dropped_by_discord(three: Installation, discord: DiscordServer) -> None:
