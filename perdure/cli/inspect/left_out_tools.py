@@ -32,7 +32,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
                 yield Finding(
                     f"agent {agent.name}",
                     f"{len(prompt.left_out)} of {len(tools.names)} tools do not fit {most} tokens",
-                    f"{found if tools.search and tools.search.schema() in prompt.sent else without}: "
+                    f"{found if (finder := tools.search) and finder.schema() in prompt.sent else without}: "
                     + ", ".join(prompt.left_out),
                     "Set PERDURE_MODEL_WINDOW to the model's window or raise PERDURE_MEMORY__BUDGET_TOOLS, "
                     f"give the agent fewer tools, at most {MOST_TOOLS}, or list the most important ones first.",

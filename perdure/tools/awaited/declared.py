@@ -48,9 +48,12 @@ class DeclaredTool(Approvable):
     _signature: Tool | None
     _each: Mapping[str, Any]
     _keys: WireKeys = field(init=False)
+    _schema: ToolSchema = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_keys", WireKeys(self.parameters))
+        keys = WireKeys(self.parameters)
+        object.__setattr__(self, "_keys", keys)
+        object.__setattr__(self, "_schema", ToolSchema(self.name, self.description, keys.schema))
 
     @property
     def has_odd_keys(self) -> bool:
@@ -58,7 +61,7 @@ class DeclaredTool(Approvable):
         return self._keys.schema is not self.parameters
 
     def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self._keys.schema)
+        return self._schema
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check the arguments that a model wrote, and return them as JSON values by name, without added defaults.

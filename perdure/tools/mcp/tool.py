@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mcp.shared.exceptions import MCPError
@@ -70,9 +70,13 @@ class RemoteTool(Approvable):
     _server: str
     _remote: str
     _call_tool: CallTool
+    _schema: ToolSchema = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_schema", ToolSchema(self.name, self.description, self.parameters))
 
     def schema(self) -> ToolSchema:
-        return ToolSchema(self.name, self.description, self.parameters)
+        return self._schema
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Check that the arguments are a strict JSON object, and return them with the server's keys.

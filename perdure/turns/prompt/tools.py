@@ -65,11 +65,11 @@ def offered(tools: Toolset, most: int, messages: Iterable[Message] = ()) -> Offe
     """At most `MOST_TOOLS` tools that fit into `most` tokens. `messages` are the turn's own, whose searches count."""
     schemas = tools.schemas()
     sent = affordable(schemas[:MOST_TOOLS], most)
-    search_tool = tools.search.schema() if len(sent) < len(schemas) and tools.search is not None else None
-    if search_tool is not None and (room := most - search_tool.tokens) > 0:
+    finder = tools.search if len(sent) < len(schemas) else None
+    if finder is not None and (room := most - finder.schema().tokens) > 0:
         found = affordable(search.found_in(messages, schemas)[: MOST_TOOLS - 1], room)
         others = [each for each in schemas if each not in found]
         first = affordable(others[: MOST_TOOLS - 1 - len(found)], room - sum(each.tokens for each in found))
-        sent = (*first, search_tool, *found)
+        sent = (*first, finder.schema(), *found)
     names = {each.name for each in sent}
     return Offered(sent, tuple(each.name for each in schemas if each.name not in names), most)
