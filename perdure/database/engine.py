@@ -227,7 +227,7 @@ class Database:
             max_overflow=0,  # an overflow connection is closed after one use, so it prepares its statement in vain
             pool_timeout=_POOL_WAIT_S,
             pool_use_lifo=True,
-            pool_reset_on_return=None,  # see `_refuse_unusable`
+            pool_reset_on_return=None,  # see `_take_back`
             skip_autocommit_rollback=True,  # the driver gives up Python's lock for each, even if it has nothing to do
             connect_args=connect_arguments(self.url, settings if prepare else None),
             hide_parameters=True,  # parameters contain users' texts, and errors are logged
@@ -237,7 +237,7 @@ class Database:
         event.listen(self.engine, "do_execute", _fail_again)
         session = _Session(self.names, None if prepare else settings.local())
         event.listen(self.engine, "connect", partial(_connected, session))
-        event.listen(self.engine, "reset", _refuse_unusable)
+        event.listen(self.engine, "reset", _take_back)
         self._transactional = self.engine.execution_options(isolation_level="READ COMMITTED")
         self._ordinary = threading.BoundedSemaphore(_POOL_SIZE - _RESERVED)
 
@@ -376,7 +376,7 @@ def _connected(session: _Session, connection: Any, record: ConnectionPoolEntry) 
     record.info[_SESSION] = session
 
 
-def _refuse_unusable(connection: Any, *_: Any) -> None:
+def _take_back(connection: Any, *_: Any) -> None:
     """Make the pool replace a connection that is returned to it closed or within a transaction.
 
     Also resets the isolation level before SQLAlchemy returns the connection to autocommit. Otherwise the driver resets
@@ -478,7 +478,7 @@ def mapped_errors() -> Iterator[None]:
             raise
         raise mapped from error
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        # SQLAlchemy does not wrap the driver's error if a transaction begins on a dead connection.
+        # SQLAlchemy does not wrap the driver's error if that sets a connection's isolation level.
         raise _unreachable(error) from error
     except psycopg2.DatabaseError as error:
         if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:

@@ -13,7 +13,8 @@ from perdure.sessions.states import State, Trigger, sql
 # Opens the live session of a scope. Of the scope's earlier sessions that have no successor, the newest becomes the
 # predecessor. Therefore the chain of sessions has no gap even if the clock was set back. Inserts no session if a
 # concurrent transaction opened one. Also creates or restores the scope's conversation. This locks the conversation, so
-# that the session has the setting `remember` of a concurrent CHANGE_CONVERSATION.
+# that the session has the setting `remember` of a concurrent CHANGE_CONVERSATION. Returns the new session as
+# LOCK_TARGET returns an open one.
 OPEN = Statement(
     "sessions.open",
     f"""

@@ -105,7 +105,7 @@ class Source(Protocol):
 
 
 _Looked = tuple[Sequence[Row[Any]], Sequence[Row[Any]]]
-"""The row of a message's session, and that of an earlier copy of the message; empty if there is none."""
+"""The rows of a message's session and of an earlier copy of the message. Each is empty if there is none."""
 
 
 class SourceTaken(Exception):
